@@ -1,0 +1,78 @@
+# The whole project in a few words: `make book` and `make test` need nothing but make and a Python 3.11 or newer.
+#
+#   make test UPGRADE=1          the same with the newest versions that pyproject.toml allows, in an environment of its own
+#   make book PYTHON=python3.13  another Python (anything that `uv venv --python` understands)
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+UPGRADE ?=
+PYTHON  ?= >=3.11
+JOBS    ?= 2
+
+VENV  := $(if $(UPGRADE),.venv-newest,.venv)
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# One thread a process: two processes on two cores are faster than two times two threads, and the numbers stay the same.
+export OMP_NUM_THREADS := 1
+# Progress bars are for people; in stored outputs they would differ from run to run.
+QUIET := TQDM_DISABLE=1
+
+.PHONY: help book test site lab lint format chapters reference environment clean distclean lock
+
+help: ## show this list
+	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  \033[36mmake %-12s\033[0m %s\n", $$1, $$2}' Makefile
+	@printf '\n  The first command makes the environment in %s (a few minutes); later ones start at once.\n\n' '$(VENV)'
+
+book: environment ## run every chapter from scratch, then build the site from the results
+	@rm -rf _build/book-src && mkdir -p _build && cp -R book _build/book-src
+	@$(QUIET) $(PY) tools/execute_book.py _build/book-src --jobs $(JOBS)
+	@$(PY) tools/build_site.py --source _build/book-src --output _build/book
+
+site: environment ## build the site from the chapters as they are stored (fast; this is what is published)
+	@$(PY) tools/build_site.py --source book --output _build/site
+
+test: environment ## unit and property tests, the site, and every chapter against its stored outputs
+	@printf '\n== 1 of 2: the package, the repository and the site\n'
+	$(QUIET) $(PY) -m pytest tests -n $(JOBS) --dist loadfile --durations 5
+	@printf '\n== 2 of 2: every chapter runs and shows what is stored in it (nbval)\n'
+	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 300 \
+	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(JOBS) --dist loadscope --durations 5 book/*.ipynb
+
+lab: environment ## open JupyterLab on the chapters
+	$(VENV)/bin/jupyter lab --notebook-dir book
+
+lint: environment ## ruff, mypy, and actionlint on the workflows
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	@tools/lint_workflows.sh
+
+format: environment ## let ruff mend and lay out the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+chapters: environment ## run chapters and keep their outputs in book/ (all, or NAMES="pfedmb notation")
+	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS)
+
+reference: environment ## write the reference pages that describe the code, from the code
+	@$(PY) tools/update_reference.py
+
+environment: $(STAMP) ## make or refresh the environment only
+
+$(STAMP): requirements.lock pyproject.toml tools/make_environment.sh
+	@tools/make_environment.sh '$(VENV)' '$(PYTHON)' '$(if $(UPGRADE),newest,locked)'
+	@touch $@
+
+lock: ## resolve pyproject.toml again into requirements.lock
+	@tools/uv.sh pip compile pyproject.toml --universal --python-version 3.11 --all-extras --upgrade --quiet \
+	  --no-annotate --no-header --no-emit-index-url -o requirements.lock
+
+clean: ## remove everything built, keep the environment
+	rm -rf _build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environments and downloaded tools as well
+	rm -rf .venv .venv-newest .tools

@@ -1,0 +1,66 @@
+"""Build the site with Jupyter Book from executed chapters; every warning is an error."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRESS = re.compile(r"(reading sources|writing output)\.\.\. *\[ *(\d+)%\]")
+TROUBLE = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|Exception|Error:")
+
+
+def build(source: Path, output: Path) -> int:
+    """Build the book in `source` into `output`, printing progress and each warning; return the exit code."""
+    started = time.perf_counter()
+    source, output = source.resolve(), output.resolve()
+    # Beside the output and always fresh: a build that re-used pages would not repeat their warnings.
+    work = output.with_name(f".{output.name}-work")
+    shutil.rmtree(work, ignore_errors=True)
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", str(source), "--path-output", str(work)]
+    command += ["--config", str(ROOT / "_config.yml"), "--toc", str(source / "_toc.yml")]
+    command += ["-n", "-W", "--keep-going"]
+    print(f"Building the site from {source}", flush=True)
+    lines: list[str] = []
+    shown = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            line = re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip()
+            lines.append(line)
+            if TROUBLE.search(line):
+                print(line, flush=True)
+            elif (step := PROGRESS.search(line)) and step[1] != shown:
+                shown = step[1]
+                print(f"  {shown}", flush=True)
+    built = work / "_build" / "html"
+    if process.returncode != 0 or not (built / "index.html").is_file():
+        if not any(TROUBLE.search(line) for line in lines):
+            print("\n".join(lines[-20:]))
+        print(f"The site could not be built from {source}: see the lines above.", flush=True)
+        return process.returncode or 1
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.move(built, output)
+    shutil.rmtree(work)
+    pages = len(list(output.glob("*.html")))
+    print(f"{pages} pages in {time.perf_counter() - started:.0f} s: open {output / 'index.html'}", flush=True)
+    return 0
+
+
+def main() -> int:
+    """Read the command line and build."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", type=Path, default=ROOT / "book", help="folder of the chapters")
+    parser.add_argument("--output", type=Path, default=ROOT / "_build" / "site", help="folder of the site")
+    arguments = parser.parse_args()
+    return build(arguments.source, arguments.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

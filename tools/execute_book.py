@@ -1,0 +1,94 @@
+"""Execute the chapters of a folder in place, each in its own kernel; say which one fails, where and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+
+class Outcome(NamedTuple):
+    """What became of one chapter: its seconds, and a line that says what went wrong (empty if nothing)."""
+
+    chapter: Path
+    seconds: float
+    problem: str
+
+
+def execute(chapter: Path, timeout: int) -> Outcome:
+    """Execute one notebook and write it back atomically, without metadata that differ from run to run."""
+    started = time.perf_counter()
+    notebook = nbformat.read(chapter, as_version=4)
+    at = 0
+
+    def remember(cell: nbformat.NotebookNode, cell_index: int) -> None:
+        nonlocal at
+        at = cell_index
+
+    client = NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(chapter.parent)}},
+        record_timing=False,  # times in the metadata would make every run a change
+        on_cell_start=remember,
+    )
+    try:
+        client.execute()
+    except Exception as error:  # also a dead kernel or a time-out: each is reported with its chapter and cell
+        name, value = type(error).__name__, str(error)
+        if isinstance(error, CellExecutionError):
+            name, value = error.ename, error.evalue
+        reason = " ".join(f"{name}: {value}".split())[:300]
+        return Outcome(chapter, time.perf_counter() - started, f"cell {at + 1}: {reason}")
+    # Kernels describe the Python that happened to run; the chapter itself only needs a Python 3.
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata["language_info"] = {"name": "python"}
+    unfinished = chapter.with_suffix(".part")
+    nbformat.write(notebook, unfinished)
+    os.replace(unfinished, chapter)
+    return Outcome(chapter, time.perf_counter() - started, "")
+
+
+def main() -> int:
+    """Execute the chapters named on the command line (all by default); return 1 if any failed, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the notebooks")
+    parser.add_argument("names", nargs="*", help="chapters to run, without .ipynb (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="chapters at the same time (default: 2)")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds a cell may take (default: 600)")
+    arguments = parser.parse_args()
+
+    chapters = sorted(arguments.folder.glob("*.ipynb"))
+    known = {chapter.stem for chapter in chapters}
+    if unknown := [name for name in arguments.names if name not in known]:
+        parser.error(f"no chapter '{unknown[0]}' (there are: {', '.join(sorted(known))})")
+    if arguments.names:
+        chapters = [chapter for chapter in chapters if chapter.stem in arguments.names]
+
+    print(f"Running {len(chapters)} chapters, {arguments.jobs} at a time", flush=True)
+    started = time.perf_counter()
+    failed = 0
+    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
+        for done, job in enumerate(as_completed(jobs), start=1):
+            chapter, seconds, problem = job.result()
+            failed += bool(problem)
+            line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
+            print(line, flush=True)
+    seconds = time.perf_counter() - started
+    print(f"{len(chapters) - failed} of {len(chapters)} chapters ran, in {seconds:.0f} s", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make or refresh a virtual environment:  make_environment.sh FOLDER PYTHON locked|newest
+#   locked  the exact versions of requirements.lock
+#   newest  the newest versions that pyproject.toml allows
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=$1 python=$2 versions=$3
+
+started=$SECONDS
+echo "Making the environment in $folder ($versions versions; PyTorch is large, the first time takes a few minutes)"
+if [ ! -x "$folder/bin/python" ]; then
+  tools/uv.sh venv --python-preference system --python "$python" "$folder"
+fi
+export VIRTUAL_ENV=$PWD/$folder
+if [ "$versions" = locked ]; then
+  tools/uv.sh pip sync requirements.lock
+  tools/uv.sh pip install --no-deps -e .
+else
+  tools/uv.sh pip install --upgrade -e '.[book,dev]'
+fi
+echo "The environment is ready after $((SECONDS - started)) s"

@@ -1,0 +1,138 @@
+"""Write the pages of the book that describe the code from the code: book/api.md and book/datasets.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pfl_lite.data.images import Card, datasets
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# (folder, title, lead, modules in the order of reading; the others follow by name)
+ROOMS = [
+    (
+        "data",
+        "Ground floor: data",
+        "Images are loaded once and kept once; a client is an array of indices into them.",
+        ["images", "partition", "federation"],
+    ),
+    (
+        "models",
+        "Networks",
+        "Plain networks, parameters in the open, and the branches that pFedMB makes of their layers.",
+        ["network"],
+    ),
+    (
+        "methods",
+        "Methods",
+        "A method answers five questions: what is kept, what goes down, what a client does with it, what\n"
+        "the server makes of the answers, and which model is scored. Everything else belongs to the engine.",
+        ["base", "local", "fedavg"],
+    ),
+    (
+        "engine",
+        "Engine",
+        "Participation, batches, mapping over clients, evaluation, counting what travels, checkpoints.",
+        ["rounds", "config", "history"],
+    ),
+    (
+        "experiments",
+        "Experiments",
+        "The papers' tables and figures as data, the ledger of runs, and the claims computed from it.",
+        ["protocols", "ledger", "tables", "claims"],
+    ),
+    (
+        "",
+        "The roof",
+        "What a person touches, and small pieces that every room uses.",
+        ["cli", "plots", "widgets"],
+    ),
+]
+
+API_LEAD = """\
+# The package, room by room
+
+`pfl_lite` is small enough to be read from the ground floor up. Arrows point down only: data and models know
+nobody; a method knows models; the engine knows the interface of a method, never one method by name;
+experiments know the engine; plots, widgets and the command line are the roof. Each entry links to its source.
+"""
+
+DATASETS_LEAD = """\
+# Data sets
+
+Two data sets are part of the package and need neither a download nor a network; every teaching chapter runs
+on them. The others are fetched once through torchvision, converted to one `.npz` file, and read from there
+ever after. The folder of these files is `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is
+already there is used as it is. On the command line, `pfl-lite datasets` prints the list.
+
+No image of any data set is part of the repository.
+"""
+
+
+def modules(folder: str, first: list[str]) -> list[str]:
+    """Dotted names of the public modules of a room, the important ones first."""
+    stems = {path.stem for path in (ROOT / "pfl_lite" / folder).glob("*.py") if not path.stem.startswith("_")}
+    order = [stem for stem in first if stem in stems] + sorted(stems - set(first))
+    return [".".join(part for part in ("pfl_lite", folder, stem) if part) for stem in order]
+
+
+def api_page() -> str:
+    """The page of the package."""
+    parts = [API_LEAD]
+    for folder, title, lead, first in ROOMS:
+        parts.append(f"## {title}\n\n{lead}\n")
+        for name in modules(folder, first):
+            parts.append(
+                f"### `{name.removeprefix('pfl_lite.')}`\n\n```{{eval-rst}}\n.. automodule:: {name}\n```\n"
+            )
+    return "\n".join(parts)
+
+
+def card_section(card: Card) -> str:
+    """One data set: a table of its facts, and what to know about it."""
+    numbers = [", ".join(f"{value:.4f}" for value in values) for values in (card.mean, card.std)]
+    rows = {
+        "Name on the command line": f"`{card.name}`",
+        "Source": card.source,
+        "Licence": card.licence,
+        "Images": f"{card.train_size:,} for training, {card.test_size:,} for testing",
+        "Size": f"{card.size} × {card.size} pixels, {'colour' if card.channels == 3 else 'grey'}",
+        "Classes": str(len(card.classes)),
+        "Mean, standard deviation": " and ".join(numbers),
+        "How to get it": card.how_to_get,
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return f"## {card.title}\n\n| | |\n|---|---|\n{table}\n\n{card.note}\n"
+
+
+def datasets_page() -> str:
+    """The page of the data sets."""
+    return "\n".join([DATASETS_LEAD, *map(card_section, datasets().values())])
+
+
+PAGES = {"api.md": api_page, "datasets.md": datasets_page}
+
+
+def main() -> int:
+    """Write the pages, or with --check only say whether they are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is outdated")
+    check = parser.parse_args().check
+    outdated = 0
+    for name, page in PAGES.items():
+        path, content = ROOT / "book" / name, page()
+        if path.is_file() and path.read_text(encoding="utf-8") == content:
+            continue
+        outdated += 1
+        if check:
+            print(f"book/{name} is not up to date: make reference")
+        else:
+            path.write_text(content, encoding="utf-8")
+            print(f"wrote book/{name}")
+    return 1 if check and outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
