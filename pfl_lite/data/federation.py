@@ -1,0 +1,201 @@
+"""A federation: the images once, on one device, and for every client the indices of its images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pfl_lite.data import partition as partitions
+from pfl_lite.data.images import Card, Images, load
+from pfl_lite.data.partition import ClientIndices, Partitioner, heterogeneity
+from pfl_lite.errors import InputError
+
+_CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """Clients that share one copy of the images.
+
+    `images` [n, channels, size, size] and `test_images` are normalised floats, `labels` [n] and `test_labels`
+    int64. `train[i]`, `val[i]` index `images`, `test[i]` indexes `test_images`, all int64 tensors on the same
+    device.
+    """
+
+    name: str
+    card: Card
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    train: list[Tensor]
+    val: list[Tensor]
+    test: list[Tensor]
+
+    @classmethod
+    def build(
+        cls,
+        images: Images,
+        clients: list[ClientIndices],
+        *,
+        size: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Federation:
+        """Put a data set and the clients' indices on a device, images resized (bilinear) to `size` x `size`
+        if given.
+
+        Raises InputError for no clients, a size below 1 or indices outside the data set.
+        """
+        if not clients:
+            raise InputError("a federation needs at least one client")
+        if size is not None and size < 1:
+            raise InputError(f"the image size must be at least 1 pixel, not {size}")
+
+        def indices_of(split: str) -> list[Tensor]:
+            n = len(images.test_labels if split == "test" else images.train_labels)
+            parts = [getattr(client, split) for client in clients]
+            for i, part in enumerate(parts):
+                if len(part) and not 0 <= part.min() <= part.max() < n:
+                    raise InputError(
+                        f"client {i} has {split} indices outside 0..{n - 1}, those of '{images.name}'"
+                    )
+            return [torch.as_tensor(part, dtype=torch.int64, device=device) for part in parts]
+
+        train, val, test = (indices_of(split) for split in ("train", "val", "test"))
+
+        return cls(
+            name=images.name,
+            card=images.card,
+            images=_normalised(images.train_images, images.card, size, dtype, device),
+            labels=torch.as_tensor(images.train_labels, dtype=torch.int64, device=device),
+            test_images=_normalised(images.test_images, images.card, size, dtype, device),
+            test_labels=torch.as_tensor(images.test_labels, dtype=torch.int64, device=device),
+            train=train,
+            val=val,
+            test=test,
+        )
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __repr__(self) -> str:
+        shape = f"{self.channels}x{self.size}x{self.size}"
+        device = self.images.device
+        return f"Federation({self.name}, {len(self)} clients, {self.classes} classes, {shape}, {device})"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of the data set."""
+        return len(self.card.classes)
+
+    @property
+    def channels(self) -> int:
+        """1 for grey images, 3 for colour."""
+        return self.images.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Side of the images in pixels, after resizing."""
+        return self.images.shape[2]
+
+    @property
+    def train_sizes(self) -> Tensor:
+        """Training images of each client: int64 [clients], on the CPU."""
+        return torch.tensor([len(part) for part in self.train])
+
+    @property
+    def val_sizes(self) -> Tensor:
+        """Validation images of each client: int64 [clients], on the CPU."""
+        return torch.tensor([len(part) for part in self.val])
+
+    @property
+    def test_sizes(self) -> Tensor:
+        """Test images of each client: int64 [clients], on the CPU."""
+        return torch.tensor([len(part) for part in self.test])
+
+    def class_counts(self, split: str = "train") -> Tensor:
+        """Images of each class at each client: int64 [clients, classes], on the CPU; `split` is train, val or
+        test.
+        """
+        if split not in ("train", "val", "test"):
+            raise InputError(f"the split must be train, val or test, not '{split}'")
+        labels = self.test_labels if split == "test" else self.labels
+        rows = [torch.bincount(labels[part], minlength=self.classes) for part in getattr(self, split)]
+        return torch.stack(rows).cpu()
+
+    def summary(self) -> str:
+        """A short table: clients, their sizes, classes a client, and how unlike they are."""
+        counts = self.class_counts("train")
+        held = (counts > 0).sum(dim=1)
+        measures = heterogeneity(counts.numpy())
+        shape = f"{self.channels} x {self.size} x {self.size} pixels"
+        lines = [
+            f"{self.card.title}: {len(self)} clients, {self.classes} classes, {shape}",
+            f"{'images a client':<22}{'min':>8}{'median':>10}{'max':>8}{'all':>10}",
+        ]
+        rows = (("training", self.train_sizes), ("validation", self.val_sizes), ("test", self.test_sizes))
+        for title, sizes in rows:
+            middle = sizes.double().quantile(0.5).item()
+            lines.append(f"  {title:<20}{sizes.min():>8}{middle:>10g}{sizes.max():>8}{sizes.sum():>10}")
+        middle = held.double().quantile(0.5).item()
+        lines.append(f"{'classes a client':<22}{held.min():>8}{middle:>10g}{held.max():>8}")
+        remarks = {
+            "label_distance": "0: all alike, towards 1: nothing in common",
+            "effective_classes": "mean over clients of exp(entropy of the labels)",
+            "size_ratio": "most over fewest training images",
+            "size_gini": "0: equal numbers of training images",
+        }
+        for key, remark in remarks.items():
+            lines.append(f"{key.replace('_', ' '):<22}{measures[key]:>8.2f}  ({remark})")
+        return "\n".join(lines)
+
+
+def make_federation(
+    data: str | Images,
+    partition: str | Partitioner,
+    clients: int,
+    seed: int,
+    *,
+    val_fraction: float = 0.2,
+    size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Federation:
+    """Load a data set (or take one), distribute it and build the federation.
+
+    Raises InputError as the three steps do.
+    """
+    images = load(data) if isinstance(data, str) else data
+    indices = partitions.partition(images, partition, clients, seed, val_fraction)
+    return Federation.build(images, indices, size=size, dtype=dtype, device=device)
+
+
+def _normalised(
+    pixels: object, card: Card, size: int | None, dtype: torch.dtype, device: str | torch.device
+) -> Tensor:
+    """uint8 [n, H, W] or [n, H, W, 3] to normalised floats [n, channels, size, size] on the device."""
+    raw = torch.as_tensor(pixels)
+    raw = raw[:, None] if raw.ndim == 3 else raw.permute(0, 3, 1, 2)  # [n, C, H, W], a view
+    side = size or card.size
+    mean = torch.tensor(card.mean, dtype=dtype, device=device)[:, None, None]
+    std = torch.tensor(card.std, dtype=dtype, device=device)[:, None, None]
+    # colour images channels-last, the layout in which convolutions on a CPU are fastest
+    layout = (
+        torch.channels_last
+        if card.channels > 1 and torch.device(device).type == "cpu"
+        else torch.contiguous_format
+    )
+    result = torch.empty(
+        (len(raw), card.channels, side, side), dtype=dtype, device=device, memory_format=layout
+    )
+    for start in range(0, len(raw), _CHUNK):
+        chunk = raw[start : start + _CHUNK].to(device=device, dtype=dtype) / 255
+        if chunk.shape[-1] != side:
+            shrink = side < chunk.shape[-1]  # antialiasing matters for making images smaller only
+            chunk = functional.interpolate(chunk, (side, side), mode="bilinear", antialias=shrink)
+        result[start : start + _CHUNK] = (chunk - mean) / std
+    return result

@@ -1,0 +1,367 @@
+"""The data sets: `load("cifar10")` gives uint8 images, labels and a card that says where they come from.
+
+`digits` and `glyphs` need no network. The others come through torchvision once, are converted to `<name>.npz`
+in `data_folder()` (uint8 `train_images`, `train_labels`, `test_images`, `test_labels`) and are read from
+there ever after. A file that is already there is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pfl_lite.data import glyphs
+from pfl_lite.errors import InputError, unknown
+from pfl_lite.files import write_npz
+
+DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a data set is, where it comes from and how its pixels are scaled.
+
+    `size` is the side of the square images in pixels; `mean` and `std` are per channel, for pixels scaled to
+    [0, 1].
+    """
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    classes: tuple[str, ...]
+    size: int
+    channels: int
+    train_size: int
+    test_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    how_to_get: str
+    note: str = ""
+    writers: int = 0
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set in memory: uint8 images [n, H, W] (grey) or [n, H, W, 3] (colour), int64 labels [n].
+
+    `train_writers` and `test_writers` (int64 [n]) say who wrote an image, where the data set knows it.
+    """
+
+    name: str
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    card: Card
+    train_writers: np.ndarray | None = None
+    test_writers: np.ndarray | None = None
+
+
+_EMBEDDED = "Nothing to do: it is made on this machine, without a network."
+_TORCHVISION = (
+    "Downloaded through torchvision at the first use and kept as {name}.npz in the data folder "
+    "($PFL_LITE_DATA, else ~/.cache/pfl_lite); or put such a file there yourself (uint8 train_images and "
+    "test_images, integer train_labels and test_labels)."
+)
+_ORDER = (
+    "Files prepared by hand may order the images inside a class differently from the published archives "
+    "(or cut training from test images anew). That changes which images a seed gives to which client, but "
+    "no statistic of a partition."
+)
+
+_CIFAR100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+_CARDS = (
+    Card(
+        name="digits",
+        title="Optical recognition of handwritten digits",
+        source="E. Alpaydin and C. Kaynak (1998), UCI Machine Learning Repository, as shipped with "
+        "scikit-learn",
+        licence="CC BY 4.0",
+        classes=tuple("0123456789"),
+        size=8,
+        channels=1,
+        train_size=1438,
+        test_size=359,
+        mean=(0.3054,),
+        std=(0.3760,),
+        how_to_get=_EMBEDDED,
+        note="Real handwriting; the 17 grey levels are spread over 0..255. The cut into training and test "
+        "images is ours: stratified by class and always the same.",
+    ),
+    Card(
+        name="glyphs",
+        title="Glyphs: 62 characters drawn by 100 writers",
+        source="Drawn by pfl_lite from the DejaVu, STIX and Computer Modern fonts that come with matplotlib",
+        licence="BSD 3-Clause (the images); the fonts keep their own free licences",
+        classes=glyphs.CHARACTERS,
+        size=glyphs.SIZE,
+        channels=1,
+        train_size=62 * glyphs.TRAIN_PER_CLASS,
+        test_size=62 * glyphs.TEST_PER_CLASS,
+        mean=(0.1493,),
+        std=(0.3070,),
+        how_to_get=_EMBEDDED,
+        note="Procedural. Every writer has a font, slant, stroke, width, rotation and noise of their own, "
+        "so label skew, feature shift and concept shift can be dialled apart with a known truth.",
+        writers=glyphs.WRITERS,
+    ),
+    Card(
+        name="fashion_mnist",
+        title="Fashion-MNIST",
+        source="H. Xiao, K. Rasul and R. Vollgraf (2017), arXiv:1708.07747",
+        licence="MIT",
+        classes=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+        size=28,
+        channels=1,
+        train_size=60_000,
+        test_size=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+        how_to_get=_TORCHVISION.format(name="fashion_mnist"),
+        note=f"Mean and deviation are MNIST's, as in the PFL-MoE code. {_ORDER}",
+    ),
+    Card(
+        name="cifar10",
+        title="CIFAR-10",
+        source="A. Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+        licence="No formal licence; free to use with a citation of the report",
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        size=32,
+        channels=3,
+        train_size=50_000,
+        test_size=10_000,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2023, 0.1994, 0.2010),
+        how_to_get=_TORCHVISION.format(name="cifar10"),
+        note=_ORDER,
+    ),
+    Card(
+        name="cifar100",
+        title="CIFAR-100 (fine labels)",
+        source="A. Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
+        licence="No formal licence; free to use with a citation of the report",
+        classes=tuple(_CIFAR100.split()),
+        size=32,
+        channels=3,
+        train_size=50_000,
+        test_size=10_000,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        how_to_get=_TORCHVISION.format(name="cifar100"),
+        note=_ORDER,
+    ),
+    Card(
+        name="emnist",
+        title="EMNIST, split byclass",
+        source="G. Cohen, S. Afshar, J. Tapson and A. van Schaik (2017), arXiv:1702.05373, from NIST's "
+        "Special Database 19",
+        licence="No formal licence; a work of the United States government, free to use with a citation",
+        classes=glyphs.CHARACTERS,
+        size=28,
+        channels=1,
+        train_size=697_932,
+        test_size=116_323,
+        mean=(0.1307,),
+        std=(0.3081,),
+        how_to_get=_TORCHVISION.format(name="emnist"),
+        note="The published files hold every image transposed; ours are upright. The files do not say who "
+        "wrote what.",
+    ),
+)
+_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def datasets() -> dict[str, Card]:
+    """The card of every data set that `load` knows, by name."""
+    return {card.name: card for card in _CARDS}
+
+
+def data_folder() -> Path:
+    """The folder of the `.npz` files: $PFL_LITE_DATA, else ~/.cache/pfl_lite; it need not exist yet."""
+    return Path(os.environ.get("PFL_LITE_DATA") or Path.home() / ".cache" / "pfl_lite").expanduser()
+
+
+def load(name: str) -> Images:
+    """Load a data set by name; the sizes on its card are those of the images loaded.
+
+    Raises InputError for an unknown name, for a damaged file (which is named and left alone), and when the
+    data are neither in `data_folder()` nor to be had over the network.
+    """
+    cards = datasets()
+    if name not in cards:
+        raise unknown("data set", name, cards)
+    card = cards[name]
+    if name == "digits":
+        return _images(card, _digits())
+    path = data_folder() / f"{name}.npz"
+    if name == "glyphs":
+        return _images(card, _glyphs(card, path))
+    if not path.exists():
+        _convert(card, path)
+    return _images(card, read_npz(path, card))
+
+
+def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
+    """Read and check a data file: the four arrays, labels as int64, and the writers' numbers if it has them.
+
+    Raises one InputError that names the file if it is damaged, or its arrays are not those of the card.
+    """
+    try:
+        with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as zipped:
+            # Reading an array to its end also checks the CRC-32 that the zip file keeps of it.
+            arrays = {key: zipped[key] for key in zipped.files}
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except (
+        Exception
+    ) as error:  # a broken archive fails in many ways: zip, zlib, header syntax, a shape too large
+        raise _damaged(path, card, "is damaged or half-written") from error
+    missing = [key for key in _KEYS if not isinstance(arrays.get(key), np.ndarray)]
+    if missing:
+        raise _damaged(path, card, f"has no array {', '.join(missing)}")
+    shape = ["n", card.size, card.size] if card.channels == 1 else ["n", card.size, card.size, card.channels]
+    for split in ("train", "test"):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if images.dtype != np.uint8 or list(images.shape[1:]) != shape[1:]:
+            found, wanted = (" x ".join(map(str, dimensions)) for dimensions in (images.shape, shape))
+            raise _damaged(path, card, f"holds {images.dtype} {found} {split}_images, not uint8 {wanted}")
+        whole = labels.ndim == 1 and labels.dtype.kind in "iu"
+        if not whole or len(labels) == 0 or len(labels) != len(images):
+            raise _damaged(path, card, f"does not have one whole number an image as {split}_labels")
+        if labels.min() < 0 or labels.max() >= len(card.classes):
+            raise _damaged(path, card, f"has {split}_labels outside 0..{len(card.classes) - 1}")
+        arrays[f"{split}_labels"] = labels.astype(np.int64)
+    return arrays
+
+
+def _damaged(path: Path, card: Card, what: str) -> InputError:
+    again = "it is drawn anew" if card.name == "glyphs" else "it is fetched again"
+    good = f"put a good {path.name} in its place"
+    return InputError(f"{path} {what}: delete it, then {again} at the next use, or {good}")
+
+
+def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:
+    card = replace(card, train_size=len(arrays["train_labels"]), test_size=len(arrays["test_labels"]))
+    keys = (*_KEYS, "train_writers", "test_writers") if card.writers else _KEYS
+    return Images(name=card.name, card=card, **{key: arrays[key] for key in keys if key in arrays})
+
+
+def _digits() -> dict[str, np.ndarray]:
+    """scikit-learn's digits, 0..16 spread over 0..255; every class cut 4 : 1 at random with a fixed seed."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = np.round(data.images * (255 / 16)).astype(np.uint8)
+    labels = data.target.astype(np.int64)
+    rng = np.random.default_rng(8)
+    test = np.zeros(len(labels), dtype=bool)
+    for c in range(10):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        test[members[: round(0.2 * len(members))]] = True
+    return {
+        "train_images": images[~test],
+        "train_labels": labels[~test],
+        "test_images": images[test],
+        "test_labels": labels[test],
+    }
+
+
+def _glyphs(card: Card, path: Path) -> dict[str, np.ndarray]:
+    """The drawn characters, from the cache if this version of the drawing is in it."""
+    if path.exists():
+        arrays = read_npz(path, card)
+        if int(arrays.get("version", np.array(0))) == glyphs.VERSION:
+            return arrays
+    arrays = glyphs.draw()
+    # A folder that cannot be written costs a few seconds of drawing in every process, nothing else.
+    with suppress(OSError):
+        write_npz(path, arrays, compress=True)
+    return arrays
+
+
+def _convert(card: Card, path: Path) -> None:
+    """Fetch a data set through torchvision and write it to `path`."""
+    try:
+        with _timeout(DOWNLOAD_TIMEOUT):
+            arrays = _FETCH[card.name](path.parent / "downloads")
+        write_npz(path, arrays)
+    except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{path} does not exist and torchvision could not fetch the data ({reason[:200]}): run this once "
+            f"with a network, or put {path.name} there yourself, with uint8 train_images and test_images and "
+            "integer train_labels and test_labels"
+        ) from error
+
+
+@contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """Give up on silent servers; torchvision sets no time limit itself."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _cifar10(folder: Path) -> dict[str, np.ndarray]:
+    from torchvision.datasets import CIFAR10
+
+    train, test = (CIFAR10(folder, train=train, download=True) for train in (True, False))
+    return _arrays(train.data, train.targets, test.data, test.targets)
+
+
+def _cifar100(folder: Path) -> dict[str, np.ndarray]:
+    from torchvision.datasets import CIFAR100
+
+    train, test = (CIFAR100(folder, train=train, download=True) for train in (True, False))
+    return _arrays(train.data, train.targets, test.data, test.targets)
+
+
+def _fashion_mnist(folder: Path) -> dict[str, np.ndarray]:
+    from torchvision.datasets import FashionMNIST
+
+    train, test = (FashionMNIST(folder, train=train, download=True) for train in (True, False))
+    return _arrays(train.data, train.targets, test.data, test.targets)
+
+
+def _emnist(folder: Path) -> dict[str, np.ndarray]:
+    from torchvision.datasets import EMNIST
+
+    train, test = (EMNIST(folder, split="byclass", train=train, download=True) for train in (True, False))
+    # The published files go column by column, so torchvision's images are mirrored along their diagonal.
+    return _arrays(train.data.swapaxes(1, 2), train.targets, test.data.swapaxes(1, 2), test.targets)
+
+
+def _arrays(
+    train_images: ArrayLike, train_labels: ArrayLike, test_images: ArrayLike, test_labels: ArrayLike
+) -> dict[str, np.ndarray]:
+    return {
+        "train_images": np.ascontiguousarray(train_images, dtype=np.uint8),
+        "train_labels": np.asarray(train_labels, dtype=np.int64),
+        "test_images": np.ascontiguousarray(test_images, dtype=np.uint8),
+        "test_labels": np.asarray(test_labels, dtype=np.int64),
+    }
+
+
+_FETCH = {"fashion_mnist": _fashion_mnist, "cifar10": _cifar10, "cifar100": _cifar100, "emnist": _emnist}

@@ -1,0 +1,40 @@
+"""Write files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; a shared folder wants ordinary ones
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> None:
+    """Write named arrays to one `.npz` file, atomically."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        # mypy cannot know that no key of `arrays` is the keyword `allow_pickle`
+        (np.savez_compressed if compress else np.savez)(file, **arrays)  # type: ignore[arg-type]

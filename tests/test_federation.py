@@ -1,0 +1,143 @@
+"""The federation: images normalised once, indices per client, and the numbers that describe it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_lite.data.federation import Federation, make_federation
+from pfl_lite.data.images import Images, datasets
+from pfl_lite.data.partition import ClientIndices, partition
+from pfl_lite.errors import InputError
+
+
+def pictures(n: int = 60, test: int = 30, channels: int = 1, size: int = 8) -> Images:
+    rng = np.random.default_rng(0)
+    base = datasets()["digits" if channels == 1 else "cifar10"]
+    card = replace(base, size=size, train_size=n, test_size=test)
+    shape = (size, size) if channels == 1 else (size, size, 3)
+    return Images(
+        name=card.name,
+        train_images=rng.integers(0, 256, (n, *shape), dtype=np.uint8),
+        train_labels=np.arange(n) % 10,
+        test_images=rng.integers(0, 256, (test, *shape), dtype=np.uint8),
+        test_labels=np.arange(test) % 10,
+        card=card,
+    )
+
+
+def clients_of(*parts: tuple[list[int], list[int], list[int]]) -> list[ClientIndices]:
+    return [ClientIndices(*(np.array(part, dtype=np.int64) for part in client)) for client in parts]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_normalised_once(channels: int) -> None:
+    data = pictures(channels=channels)
+    federation = Federation.build(data, clients_of(([0, 1], [2], [0])), dtype=torch.float64)
+    assert federation.images.shape == (60, channels, 8, 8)
+    assert federation.test_images.shape == (30, channels, 8, 8)
+    layout = torch.channels_last if channels == 3 else torch.contiguous_format  # on the CPU
+    assert federation.images.dtype == torch.float64
+    assert federation.images.is_contiguous(memory_format=layout)
+    pixels = data.train_images[7, 2, 3].reshape(channels)
+    expected = (pixels / 255 - np.array(data.card.mean)) / np.array(data.card.std)
+    assert np.allclose(federation.images[7, :, 2, 3].numpy(), expected, rtol=0, atol=1e-12)
+    assert federation.labels.tolist() == data.train_labels.tolist()
+    assert (federation.channels, federation.size, federation.classes) == (channels, 8, 10)
+    assert Federation.build(data, clients_of(([0], [], [0]))).images.dtype == torch.float32
+
+
+def test_images_converted_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, clients = pictures(), clients_of(([0], [], [0]))
+    whole = Federation.build(data, clients, size=12).images
+    monkeypatch.setattr("pfl_lite.data.federation._CHUNK", 7)
+    assert torch.equal(Federation.build(data, clients, size=12).images, whole)
+
+
+def test_resizing() -> None:
+    data = pictures(channels=3)
+    flat = replace(data, train_images=np.full_like(data.train_images, 100))
+    clients = clients_of(([0], [], [0]))
+    for size in (4, 8, 13, 32):  # a plain grey area stays plain grey
+        resized = Federation.build(flat, clients, size=size, dtype=torch.float64)
+        assert resized.images.shape == (60, 3, size, size) and resized.size == size
+        expected = (100 / 255 - torch.tensor(data.card.mean, dtype=torch.float64)) / torch.tensor(
+            data.card.std
+        )
+        assert torch.allclose(resized.images, expected[:, None, None].expand_as(resized.images), atol=1e-6)
+    # Twice the size, bilinear: the corner is the corner pixel, its neighbour 3/4 of it and 1/4 of the next.
+    twice = Federation.build(data, clients, size=16, dtype=torch.float64).images
+    same = Federation.build(data, clients, size=8, dtype=torch.float64).images
+    assert torch.equal(same, Federation.build(data, clients, dtype=torch.float64).images)
+    assert torch.allclose(twice[:, :, 0, 0], same[:, :, 0, 0])
+    assert torch.allclose(twice[:, :, 0, 1], 0.75 * same[:, :, 0, 0] + 0.25 * same[:, :, 0, 1])
+
+
+def test_indices_sizes_and_class_counts() -> None:
+    data = pictures()
+    clients = partition(data, "classes:2", 5, seed=0)
+    federation = Federation.build(data, clients)
+    for i, client in enumerate(clients):
+        for split in ("train", "val", "test"):
+            indices = getattr(federation, split)[i]
+            assert indices.dtype == torch.int64 and indices.tolist() == getattr(client, split).tolist()
+    assert len(federation) == 5
+    assert federation.train_sizes.tolist() == [len(client.train) for client in clients]
+    assert federation.val_sizes.sum() == 10 and federation.test_sizes.sum() == 30
+    for split, sizes in (
+        ("train", federation.train_sizes),
+        ("val", federation.val_sizes),
+        ("test", federation.test_sizes),
+    ):
+        counts = federation.class_counts(split)
+        labels = data.test_labels if split == "test" else data.train_labels
+        assert counts.shape == (5, 10) and torch.equal(counts.sum(dim=1), sizes)
+        assert counts[3].tolist() == np.bincount(labels[getattr(clients[3], split)], minlength=10).tolist()
+    with pytest.raises(InputError, match="train, val or test"):
+        federation.class_counts("validation")
+
+
+def test_a_client_without_test_images_counts_zero() -> None:
+    federation = Federation.build(pictures(), clients_of(([0, 1], [], []), ([2], [3], [4])))
+    assert federation.class_counts("test").sum(dim=1).tolist() == [0, 1]
+    assert federation.test_sizes.tolist() == [0, 1]
+
+
+def test_summary_and_repr() -> None:
+    federation = make_federation(pictures(), "classes:2", 5, 0)
+    assert repr(federation) == "Federation(digits, 5 clients, 10 classes, 1x8x8, cpu)"
+    lines = federation.summary().splitlines()
+    assert "5 clients, 10 classes, 1 x 8 x 8 pixels" in lines[0]
+    rows = {line[:22].strip(): line[22:].split() for line in lines[1:]}
+    assert rows["training"] == ["10", "10", "10", "50"] and rows["test"] == ["6", "6", "6", "30"]
+    assert rows["classes a client"] == ["2", "2", "2"]
+    assert rows["label distance"][0] == "0.80" and rows["effective classes"][0] == "2.00"
+    assert max(map(len, lines)) <= 90
+
+
+def test_make_federation_is_load_partition_build() -> None:
+    federation = make_federation(
+        "digits", "dirichlet:0.4", 8, 3, val_fraction=0.25, size=16, dtype=torch.float64
+    )
+    assert federation.name == "digits" and federation.size == 16 and federation.images.dtype == torch.float64
+    assert len(federation) == 8 and int(federation.train_sizes.min()) >= 10
+    assert abs(int(federation.val_sizes.sum()) / 1438 - 0.25) < 0.01
+    assert abs(federation.images.mean().item()) < 0.02
+    again = make_federation("digits", "dirichlet:0.4", 8, 3, val_fraction=0.25)
+    other = make_federation("digits", "dirichlet:0.4", 8, 4, val_fraction=0.25)
+    assert all(torch.equal(a, b) for a, b in zip(federation.train, again.train, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(federation.train, other.train, strict=True))
+
+
+def test_what_cannot_be_built() -> None:
+    data = pictures()
+    with pytest.raises(InputError, match="at least one client"):
+        Federation.build(data, [])
+    with pytest.raises(InputError, match="image size"):
+        Federation.build(data, clients_of(([0], [], [0])), size=0)
+    for client in (([60], [], []), ([0], [-1], []), ([0], [], [30])):
+        with pytest.raises(InputError, match=r"client 1 has \w+ indices outside"):
+            Federation.build(data, clients_of(([0], [], [0]), client))

@@ -1,0 +1,336 @@
+"""Data sets: the embedded ones, conversion of torchvision's own file formats, and files that are not what
+they should be.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import pickle
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets as tv
+
+from pfl_lite.data import glyphs, images
+from pfl_lite.data.images import data_folder, datasets, load
+from pfl_lite.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder, and a network that is down."""
+    monkeypatch.setenv("PFL_LITE_DATA", str(tmp_path))
+
+    def no_network(*arguments: object, **options: object) -> None:
+        raise OSError("network is\nunreachable")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    return tmp_path
+
+
+def arrays(n: int = 20, test: int = 10, classes: int = 10) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "train_images": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8),
+        "train_labels": np.sort(np.arange(n) % classes),
+        "test_images": rng.integers(0, 256, (test, 28, 28), dtype=np.uint8),
+        "test_labels": np.sort(np.arange(test) % classes).astype(np.int32),
+    }
+
+
+# --- embedded data sets ---
+
+
+def test_digits(folder: Path) -> None:
+    digits = load("digits")
+    assert digits.train_images.shape == (1438, 8, 8) and digits.test_images.shape == (359, 8, 8)
+    assert digits.train_images.dtype == np.uint8 and digits.train_labels.dtype == np.int64
+    assert digits.train_images.min() == 0 and digits.train_images.max() == 255
+    shares = np.bincount(digits.test_labels) / np.bincount(np.r_[digits.train_labels, digits.test_labels])
+    assert np.abs(shares - 0.2).max() < 0.005
+    pixels = digits.train_images / 255
+    assert digits.card.mean == pytest.approx((pixels.mean(),), abs=1e-4)
+    assert digits.card.std == pytest.approx((pixels.std(),), abs=1e-4)
+    assert digits.card.train_size == datasets()["digits"].train_size == 1438
+    assert digits.card.test_size == datasets()["digits"].test_size == 359
+    assert np.array_equal(load("digits").test_images, digits.test_images)
+    assert not any(folder.iterdir())
+
+
+def test_glyphs_are_drawn_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = load("glyphs")
+    assert drawn.card.classes == glyphs.CHARACTERS and len(glyphs.CHARACTERS) == 62
+    assert drawn.train_images.shape == (12_400, 28, 28) and drawn.test_images.shape == (3_100, 28, 28)
+    assert set(np.bincount(drawn.train_labels)) == {200} and set(np.bincount(drawn.test_labels)) == {50}
+    assert drawn.train_writers is not None and drawn.test_writers is not None
+    assert set(np.bincount(drawn.train_writers)) == {124} and set(np.bincount(drawn.test_writers)) == {31}
+    pixels = drawn.train_images / 255
+    assert drawn.card.mean == pytest.approx((pixels.mean(),), abs=2e-3)
+    assert drawn.card.std == pytest.approx((pixels.std(),), abs=2e-3)
+    assert drawn.card.train_size == datasets()["glyphs"].train_size
+
+    monkeypatch.setattr(glyphs, "draw", lambda: pytest.fail("drawn a second time"))
+    cached = load("glyphs")
+    assert [path.name for path in folder.iterdir()] == ["glyphs.npz"]
+    for name in (
+        "train_images",
+        "train_labels",
+        "train_writers",
+        "test_images",
+        "test_labels",
+        "test_writers",
+    ):
+        assert np.array_equal(getattr(cached, name), getattr(drawn, name))
+
+
+def test_glyphs_are_legible_and_their_writers_tell() -> None:
+    drawn = glyphs.draw()
+    ink = drawn["train_images"] > 128
+    assert ink.mean(axis=(1, 2)).min() > 0.01  # no empty image
+    assert ink[:, [0, -1]].mean() < 0.01 and ink[:, :, [0, -1]].mean() < 0.01  # nothing is cut off
+    # A writer's slant is visible: shear is the regression of column on height, over the ink of an upright
+    # "l".
+    bars, hands = drawn["train_labels"] == glyphs.CHARACTERS.index("l"), glyphs.writers()
+    lean, truth = [], []
+    for image, w in zip(ink[bars], drawn["train_writers"][bars], strict=True):
+        if hands[w].font in ("DejaVuSans", "cmss10"):
+            rows, columns = np.nonzero(image)
+            lean.append(-np.polyfit(rows, columns, 1)[0])
+            truth.append(hands[w].slant * hands[w].width - hands[w].rotation)
+    assert np.corrcoef(lean, truth)[0, 1] > 0.9
+    # and so is the noise, in the corners where nobody writes
+    corner = drawn["train_images"][:, :3, :3].reshape(-1, 9).std(axis=1)
+    noise = np.array([hands[w].noise for w in drawn["train_writers"]])
+    assert np.corrcoef(corner, noise)[0, 1] > 0.6
+
+
+def test_drawing_is_deterministic() -> None:
+    hands, rngs = glyphs.writers(), [np.random.default_rng(5) for _ in range(2)]
+    writer, label = np.array([0, 7, 42]), np.array([0, 40, 61])
+    first, second = (glyphs._draw_all(hands, writer, label, rng) for rng in rngs)
+    assert np.array_equal(first, second)
+
+
+def test_glyphs_of_an_older_version_are_drawn_anew(folder: Path) -> None:
+    old = arrays() | {"version": np.array(0)}
+    np.savez(folder / "glyphs.npz", **old)
+    assert len(load("glyphs").train_labels) == 12_400
+    with np.load(folder / "glyphs.npz") as file:
+        assert int(file["version"]) == glyphs.VERSION
+
+
+def test_glyphs_without_a_folder_to_write_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("in the way")
+    monkeypatch.setenv("PFL_LITE_DATA", str(folder / "file"))
+    assert len(load("glyphs").train_labels) == 12_400
+
+
+# --- conversion from torchvision's files ---
+
+
+def write_cifar(
+    folder: Path, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, tuple[np.ndarray, list[int]]]:
+    """Small batches in the published pickle format, with their own checksums in the place of the published
+    ones.
+    """
+    rng = np.random.default_rng(1)
+    key, names = ("labels", 10) if kind is tv.CIFAR10 else ("fine_labels", 100)
+    base = folder / "downloads" / kind.base_folder
+    base.mkdir(parents=True)
+
+    def save(name: str, content: dict) -> list[str]:
+        raw = pickle.dumps(content)
+        (base / name).write_bytes(raw)
+        return [name, hashlib.md5(raw).hexdigest()]
+
+    truth: dict[str, tuple[np.ndarray, list[int]]] = {}
+    for attribute in ("train_list", "test_list"):
+        pixels, labels, listed = [], [], []
+        for name, _ in getattr(kind, attribute):
+            data = rng.integers(0, 256, (12, 3072), dtype=np.uint8)
+            classes = rng.integers(0, names, 12).tolist()
+            listed.append(save(name, {"data": data, key: classes}))
+            pixels.append(data)
+            labels += classes
+        monkeypatch.setattr(kind, attribute, listed)
+        truth[attribute[:-5]] = np.concatenate(pixels), labels
+    name, md5 = save(kind.meta["filename"], {kind.meta["key"]: [str(c) for c in range(names)]})
+    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5})
+    return truth
+
+
+@pytest.mark.parametrize(("name", "kind"), [("cifar10", tv.CIFAR10), ("cifar100", tv.CIFAR100)])
+def test_cifar_is_converted(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type) -> None:
+    truth = write_cifar(folder, kind, monkeypatch)
+    loaded = load(name)
+    for split, (data, labels) in truth.items():
+        pictures = getattr(loaded, f"{split}_images")
+        assert pictures.dtype == np.uint8 and pictures.shape == (len(labels), 32, 32, 3)
+        # A row of the published file is 1024 red, 1024 green, 1024 blue values, each row by row.
+        assert pictures[3, 5, 7].tolist() == [data[3, 1024 * channel + 32 * 5 + 7] for channel in range(3)]
+        assert getattr(loaded, f"{split}_labels").tolist() == labels
+    assert loaded.card.train_size == len(truth["train"][1])
+    shutil.rmtree(folder / "downloads")
+    assert np.array_equal(load(name).train_images, loaded.train_images)  # from the .npz alone
+    assert [path.name for path in folder.iterdir()] == [f"{name}.npz"]
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+    path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
+
+
+def test_fashion_mnist_is_converted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = arrays()
+    raw, resources = folder / "downloads" / "FashionMNIST" / "raw", []
+    for prefix, split in (("train", "train"), ("t10k", "test")):
+        for suffix, part in (("images-idx3-ubyte.gz", "images"), ("labels-idx1-ubyte.gz", "labels")):
+            path = raw / f"{prefix}-{suffix}"
+            write_idx(path, data[f"{split}_{part}"])
+            resources.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+    monkeypatch.setattr(tv.FashionMNIST, "resources", resources)
+    loaded = load("fashion_mnist")
+    for key, value in data.items():
+        assert np.array_equal(getattr(loaded, key), value)
+    assert (folder / "fashion_mnist.npz").exists()
+
+
+def test_emnist_is_converted_and_put_upright(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = arrays(62, 62, 62)
+    data["train_images"][0] = 0
+    data["train_images"][0, 4:24, 13] = 255  # an upright bar
+    archive = folder / "downloads" / "EMNIST" / "raw" / "gzip.zip"
+    archive.parent.mkdir(parents=True)
+    with zipfile.ZipFile(archive, "w") as file:
+        for split in ("train", "test"):
+            for suffix, part in (("images-idx3-ubyte.gz", "images"), ("labels-idx1-ubyte.gz", "labels")):
+                values = data[f"{split}_{part}"]
+                published = values.swapaxes(1, 2) if part == "images" else values  # column by column
+                name = f"emnist-byclass-{split}-{suffix}"
+                write_idx(folder / name, published)
+                file.write(folder / name, f"gzip/{name}")
+                (folder / name).unlink()
+    monkeypatch.setattr(tv.EMNIST, "md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    loaded = load("emnist")
+    for key, value in data.items():
+        assert np.array_equal(getattr(loaded, key), value)
+    assert loaded.train_images[0, 4:24, 13].min() == 255
+    assert tuple(tv.EMNIST.classes_split_dict["byclass"]) == loaded.card.classes
+
+
+# --- files that are there already, or should be ---
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10", "cifar100", "emnist"])
+def test_no_data_and_no_network(folder: Path, name: str) -> None:
+    with pytest.raises(InputError) as raised:
+        load(name)
+    sentence = str(raised.value)
+    assert "\n" not in sentence and str(folder / f"{name}.npz") in sentence
+    assert "with a network" in sentence and f"put {name}.npz there" in sentence
+    assert not (folder / f"{name}.npz").exists()
+
+
+def test_a_file_that_is_there_is_used_as_it_is(folder: Path) -> None:
+    data = arrays()
+    np.savez(folder / "fashion_mnist.npz", **data, extra=np.zeros(3))
+    before = (folder / "fashion_mnist.npz").read_bytes()
+    loaded = load("fashion_mnist")
+    for key, value in data.items():
+        assert np.array_equal(getattr(loaded, key), value)
+    assert loaded.test_labels.dtype == np.int64 and loaded.train_writers is None
+    assert (loaded.card.train_size, loaded.card.test_size) == (20, 10)
+    assert (folder / "fashion_mnist.npz").read_bytes() == before
+
+
+def test_any_damage_is_named_and_left_alone(folder: Path) -> None:
+    path = folder / "fashion_mnist.npz"
+    np.savez(path, **arrays())
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) // 3] ^= 1  # one bit of one pixel: only the checksum can tell
+    for bad in (
+        b"",
+        b"not a zip file",
+        good[: len(good) // 2],
+        good[:-30],
+        bytes(flipped),
+        b"\x93NUMPY\x01\x00",
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(InputError, match="damaged or half-written: delete it") as raised:
+            load("fashion_mnist")
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+        assert path.read_bytes() == bad
+
+
+def test_objects_are_never_unpickled(folder: Path) -> None:
+    np.savez(
+        folder / "fashion_mnist.npz", **(arrays() | {"train_labels": np.array([print] * 20, dtype=object)})
+    )
+    with pytest.raises(InputError, match="damaged"):
+        load("fashion_mnist")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"test_labels": None}, "has no array test_labels"),
+        (
+            {"train_images": np.zeros((20, 28, 28))},
+            "float64 20 x 28 x 28 train_images, not uint8 n x 28 x 28",
+        ),
+        ({"train_images": np.zeros((20, 32, 32), np.uint8)}, "uint8 20 x 32 x 32 train_images"),
+        ({"test_images": np.zeros((10, 28, 28, 3), np.uint8)}, "test_images"),
+        ({"train_labels": np.zeros(19, int)}, "train_labels"),
+        ({"train_labels": np.zeros(20)}, "train_labels"),
+        ({"train_labels": np.zeros((20, 1), int)}, "train_labels"),
+        ({"train_labels": np.arange(20)}, "outside 0..9"),
+        ({"test_labels": np.full(10, -1)}, "outside 0..9"),
+        ({"test_labels": np.zeros(0, int), "test_images": np.zeros((0, 28, 28), np.uint8)}, "test_labels"),
+    ],
+)
+def test_wrong_contents_are_named(folder: Path, change: dict[str, np.ndarray | None], words: str) -> None:
+    contents = {key: value for key, value in (arrays() | change).items() if value is not None}
+    np.savez(folder / "fashion_mnist.npz", **contents)
+    with pytest.raises(InputError, match=words) as raised:
+        load("fashion_mnist")
+    assert "fashion_mnist.npz" in str(raised.value) and "delete it" in str(raised.value)
+
+
+def test_a_half_finished_conversion_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def power_cut(file: object, **values: np.ndarray) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setitem(images._FETCH, "fashion_mnist", lambda where: arrays())
+    monkeypatch.setattr(np, "savez", power_cut)
+    with pytest.raises(InputError, match="no space left"):
+        load("fashion_mnist")
+    assert not list(folder.rglob("*.np*"))
+
+
+def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PFL_LITE_DATA", "~/somewhere")
+    assert data_folder() == Path(os.path.expanduser("~")) / "somewhere"
+    monkeypatch.delenv("PFL_LITE_DATA")
+    assert data_folder() == Path.home() / ".cache" / "pfl_lite"
+
+
+def test_cards() -> None:
+    cards = datasets()
+    assert list(cards) == ["digits", "glyphs", "fashion_mnist", "cifar10", "cifar100", "emnist"]
+    for name, card in cards.items():
+        assert card.name == name and card.source and card.licence and card.how_to_get
+        assert len(card.mean) == len(card.std) == card.channels
+        assert len(set(card.classes)) == len(card.classes)
+    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 100, 62]
+    with pytest.raises(InputError, match="did you mean cifar10"):
+        load("cifar1O")
