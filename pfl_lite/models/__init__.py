@@ -1,0 +1,74 @@
+"""Plain torch networks by name, and what turns one network into many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from pfl_lite.errors import InputError, unknown
+from pfl_lite.models.lenet import LeNet
+from pfl_lite.models.network import Network, Params
+from pfl_lite.models.small import Linear, SmallCNN
+
+__all__ = [
+    "NETWORKS",
+    "LeNet",
+    "Linear",
+    "Network",
+    "NetworkSpec",
+    "Params",
+    "SmallCNN",
+    "auto_network",
+    "make_network",
+]
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """How to build a named network: its module class, the image size it insists on (if any), one line about it."""
+
+    module: type[nn.Module]
+    about: str
+    size: int | None = None
+
+
+NETWORKS: dict[str, NetworkSpec] = {
+    "linear": NetworkSpec(Linear, "softmax regression on the pixels"),
+    "small_cnn": NetworkSpec(SmallCNN, "two 3x3 convolutions and one hidden layer, for digits and glyphs"),
+    "lenet": NetworkSpec(LeNet, "LeNet-5 on 32x32 images, the network of pFedMB and PFL-MoE", size=32),
+}
+
+
+def auto_network(name: str, data: str) -> str:
+    """The network's name; `auto` means small_cnn for the embedded data sets and LeNet-5 for the others."""
+    if name == "auto":
+        return "small_cnn" if data in ("digits", "glyphs") else "lenet"
+    if name not in NETWORKS:
+        raise unknown("model", name, [*NETWORKS, "auto"])
+    return name
+
+
+def make_network(
+    name: str,
+    channels: int,
+    size: int,
+    classes: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Network:
+    """Build a network by name for images [channels, size, size] and a number of classes.
+
+    Raises:
+        InputError: an unknown name, or images of a size that the network cannot take.
+    """
+    if name not in NETWORKS:
+        raise unknown("model", name, NETWORKS)
+    spec = NETWORKS[name]
+    if spec.size is not None and size != spec.size:
+        raise InputError(f"model '{name}' takes {spec.size}x{spec.size} images, but these are {size}x{size}")
+    build = partial(spec.module, channels, size, classes)
+    return Network(name, build, dtype=dtype, device=device)

@@ -1,0 +1,82 @@
+"""A network as a function of its parameters, so that one network serves every client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pfl_lite.errors import InputError
+from pfl_lite.seeds import generator
+
+Params = dict[str, Tensor]
+
+
+def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group parameter names by the layer that holds them, in order: `conv1.weight`, `conv1.bias` belong to `conv1`."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return layers
+
+
+class Network:
+    """A plain torch module used as a function: `network(params, x) -> logits`.
+
+    The module is only a template; the parameters are passed in at every call, under torch's own names.
+
+    Args:
+        name: the name under which the network is listed.
+        build: makes a fresh module, drawing its initial values from torch's global generator.
+        dtype: floating-point type of the parameters.
+        device: where the parameters live.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], nn.Module],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.name, self.build, self.dtype, self.device = name, build, dtype, device
+        with torch.random.fork_rng(devices=[]):  # its random values are never used
+            self._template = build().to(device=device, dtype=dtype)
+        self.layers = layers_of(name for name, _ in self._template.named_parameters())
+
+    @property
+    def parameters(self) -> int:
+        """How many floats the plain network holds (P in the papers)."""
+        return sum(tensor.numel() for tensor in self._template.parameters())
+
+    def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits [b, K] of images x [b, C, H, W] under the given parameters."""
+        return functional_call(self._template, dict(params), (x,))
+
+    def init(self, seed: int, copy: int = 0) -> Params:
+        """Initial parameters number `copy`; different copies are independent draws."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "initial parameters", copy).integers(2**62)))
+            module = self.build()
+        return {
+            name: tensor.detach().to(self.device, self.dtype) for name, tensor in module.named_parameters()
+        }
+
+    def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
+        """A plain torch module that holds these parameters.
+
+        Raises:
+            InputError: names or shapes do not fit this network (from `load_state_dict`).
+        """
+        module = self.build().to(next(iter(params.values())).dtype)
+        try:
+            module.load_state_dict({name: tensor.detach().cpu() for name, tensor in params.items()})
+        except RuntimeError as error:
+            wants = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+            raise InputError(
+                f"these parameters do not fit the network {self.name}: it wants {wants}"
+            ) from error
+        return module

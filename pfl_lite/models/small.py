@@ -1,0 +1,36 @@
+"""Two small networks for the embedded data sets: softmax regression and a two-layer CNN."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """Softmax regression on the flattened pixels: one layer, `fc.weight` [K, d] and `fc.bias` [K]."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(channels * size * size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, K] of images [b, C, H, W]."""
+        return self.fc(x.flatten(1))
+
+
+class SmallCNN(nn.Module):
+    """A 3 x 3 CNN (8, 16 channels) with one hidden layer of 32, for 8 x 8 digits and 28 x 28 glyphs."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 16, 3, padding=1)
+        self.fc1 = nn.Linear(16 * (size // 4) ** 2, 32)
+        self.fc2 = nn.Linear(32, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, K] of images [b, C, H, W]."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 8, H/2, W/2]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, H/4, W/4]
+        x = F.relu(self.fc1(x.flatten(1)))  # [b, 32]
+        return self.fc2(x)  # [b, K]
