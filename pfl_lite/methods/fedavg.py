@@ -1,0 +1,34 @@
+"""FedAvg: the mean of what the clients learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pfl_lite.methods.base import Method, Work
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """McMahan et al. (2017), algorithm 1: theta <- sum_i n_i theta_i / sum_i n_i over the sampled clients.
+
+    The means are weighted by training size over the sampled clients, as in the paper; several public re-implementations average
+    without weights. Chapters: *Federated learning in twenty lines*, *One model or many*.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    about: ClassVar[str] = "one global model, the size-weighted mean of the clients' models"
+    one_model: ClassVar[bool] = True
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        return start, {}
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        return work.sgd(work.loss, received), client
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return server
+
+    def global_model(self, server: Params) -> Params | None:
+        return server

@@ -1,0 +1,40 @@
+"""FedProx: FedAvg with a rubber band to the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pfl_lite.methods.base import Batch, Work, check_at_least, squared_distance
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.models import Params
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Li et al. (2020), eq. 2: clients minimise f_i(w) + (mu/2) ||w - theta||^2 around the received theta.
+
+    Differences from the paper: clients are sampled uniformly and weighted by n_i (as the authors' code does); no stragglers.
+    Chapter: *One model or many*.
+    """
+
+    name: ClassVar[str] = "fedprox"
+    about: ClassVar[str] = "FedAvg whose clients are pulled towards the global model"
+
+    mu: float = 0.1
+    """Strength of the pull; 0 is FedAvg."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, mu=(self.mu, 0))
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        def proximal_loss(w: Params, batch: Batch) -> Tensor:
+            return work.loss(w, batch) + self.mu / 2 * squared_distance(w, received)
+
+        return work.sgd(proximal_loss, received), client
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        """Fine-tuning drops the proximal term: the model is meant to leave theta."""
+        return self.plain_sgd(server, client, work)

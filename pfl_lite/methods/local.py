@@ -1,0 +1,37 @@
+"""Local: every client learns alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pfl_lite.methods.base import Method, Work, stack
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """No communication: theta_i <- SGD(theta_i; D_i), from one common start. Chapter: *One model or many*."""
+
+    name: ClassVar[str] = "local"
+    about: ClassVar[str] = "every client trains alone on its own data"
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        return {}, stack(start, clients)
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        return {}, work.sgd(work.loss, client)
+
+    def aggregate(self, server: Params, uploads: Params, sizes: Tensor, ids: Tensor) -> Params:
+        return server
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return client
+
+    def after_local(self, upload: Params, client: Params) -> Params:
+        return client
+
+    def state(self, clients: Params) -> Params:
+        return {}  # the client's state is its scored model

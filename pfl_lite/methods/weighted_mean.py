@@ -1,0 +1,34 @@
+"""The one weighted mean that every aggregation goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def weighted_mean(
+    stacked: Mapping[str, Tensor], weights: Tensor | Mapping[str, Tensor], previous: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """sum_i a_i x_i / sum_i a_i over the first axis; where all weights are zero, the previous value stays.
+
+    Args:
+        stacked: tensors [S, ...], one row a client.
+        weights: a_i >= 0: one tensor [S] for all, or one a name. A weight tensor [S, B] weighs the second axis too
+            (each branch by itself).
+        previous: tensors [...] that answer for entries nobody has a weight for.
+
+    Returns:
+        One tensor [...] a name. Weights are taken in float64 and divided by their maximum first, so that tiny weights stay exact.
+    """
+    mean = {}
+    for name, x in stacked.items():  # x [S, ...]
+        a = (weights if isinstance(weights, Tensor) else weights[name]).double()  # [S] or [S, B]
+        a = a / a.amax(0).clamp_min(torch.finfo(a.dtype).tiny)
+        total = a.sum(0)  # [] or [B]
+        share = (a / torch.where(total > 0, total, 1.0)).to(x.dtype)
+        share = share.reshape(share.shape + (1,) * (x.dim() - share.dim()))  # [S, 1, ...] or [S, B, 1, ...]
+        anyone = (total > 0).reshape(total.shape + (1,) * (x.dim() - 1 - total.dim()))
+        mean[name] = torch.where(anyone, (share * x).sum(0), previous[name])
+    return mean
