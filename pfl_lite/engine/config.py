@@ -1,0 +1,117 @@
+"""Every setting of a run in one place, checked before any work starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from pfl_lite.errors import InputError, unknown
+from pfl_lite.methods import METHODS, FedAvg, Method, convert, make_method
+from pfl_lite.methods.base import check_choice
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: a method, a federation and a budget. Two runs of equal configurations give equal numbers on one machine."""
+
+    method: Method = field(default_factory=FedAvg)
+    """The method with its own hyper-parameters."""
+    data: str = "digits"
+    """Data set (`pfl-lite datasets`)."""
+    model: str = "auto"
+    """Network (`pfl-lite models`); `auto` is small_cnn for digits and glyphs, LeNet-5 otherwise."""
+    partition: str = "dirichlet:0.4"
+    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B."""
+    clients: int = 10
+    """N, the number of clients."""
+    rounds: int = 10
+    """T, communication rounds."""
+    epochs: int = 1
+    """E, local epochs a round."""
+    batch_size: int = 64
+    """Images a mini-batch; a client's data or more is one full batch."""
+    lr: float = 0.1
+    """Local learning rate eta."""
+    momentum: float = 0.0
+    """Momentum of local SGD; its buffers start fresh every round and phase."""
+    weight_decay: float = 0.0
+    """Weight decay of local SGD."""
+    participation: float = 1.0
+    """C: max(1, round(C N)) clients are sampled a round, uniformly without replacement."""
+    seed: int = 0
+    """Seed of everything random: partition, initial parameters, sampling, batches."""
+    ft_epochs: int = 0
+    """Epochs of fine-tuning after the last round; 0 scores the method's own models."""
+    ft_mode: str = "own_update"
+    """`own_update`: the method's client routine once more; `plain_sgd`: SGD on the scored model."""
+    ft_every: int = 0
+    """Also score fine-tuned models every so many rounds (0: only after the last)."""
+    eval_every: int = 1
+    """Score models every so many rounds; round 0 and the last always are."""
+    engine: str = "auto"
+    """`loop` (one client after another), `vmap` (all as one batch); `auto`: loop on a CPU, vmap on a GPU."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    dtype: str = "float32"
+    """`float32` or `float64`."""
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds", "epochs", "batch_size", "eval_every"):
+            self._check(name, getattr(self, name) >= 1, "1 or more")
+        for name in ("momentum", "weight_decay", "seed", "ft_epochs", "ft_every"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        self._check("lr", self.lr > 0, "positive")
+        self._check("momentum", self.momentum < 1, "below 1")
+        self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
+        self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
+        check_choice(
+            "run",
+            ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
+            engine=(self.engine, ("loop", "vmap", "auto")),
+            device=(self.device, ("auto", "cpu", "cuda")),
+            dtype=(self.dtype, tuple(DTYPES)),
+        )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError(
+                "device cuda was asked for, but torch finds no CUDA device here: use --device cpu or auto"
+            )
+
+    def _check(self, name: str, right: bool, wanted: str) -> None:
+        if not right:
+            raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
+
+    def resolved(self) -> RunConfig:
+        """The same run with every `auto` replaced by what it means here."""
+        from pfl_lite.models import auto_network
+
+        device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        engine = self.engine if self.engine != "auto" else ("vmap" if device == "cuda" else "loop")
+        return replace(self, device=device, engine=engine, model=auto_network(self.model, self.data))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, with the method's name under `name` and its hyper-parameters beside it."""
+        return asdict(self) | {"method": {"name": self.method.name, **asdict(self.method)}}
+
+
+def make_config(method: str | Method, **settings: Any) -> RunConfig:
+    """A checked configuration from a method (or its name) and settings; unknown names belong to the method.
+
+    Raises:
+        InputError: an unknown method or setting, a value of the wrong type or out of range.
+    """
+    kinds = {f.name: type(f.default) for f in fields(RunConfig) if f.name != "method"}
+    own = {name: value for name, value in settings.items() if name not in kinds}
+    name = method if isinstance(method, str) else method.name
+    if name in METHODS and (strange := own.keys() - {f.name for f in fields(METHODS[name])}):
+        valid = [*(f.name for f in fields(METHODS[name])), "ft_epochs", "ft_mode", "ft_every"]
+        raise unknown(f"setting of {name}", sorted(strange)[0], valid)
+    if isinstance(method, str):
+        method = make_method(method, **own)
+    elif own:
+        method = make_method(method.name, **(asdict(method) | own))
+    run = {name: convert(name, value, kinds[name]) for name, value in settings.items() if name in kinds}
+    return RunConfig(method=method, **run)

@@ -1,0 +1,87 @@
+"""What happened in a run, round by round and client by client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pfl_lite.engine.metrics import mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class History:
+    """The record of a run; `rounds` is a list of plain dicts, as in the JSON file.
+
+    Each entry holds `round`, the ids of its `clients`, `floats_down` and `floats_up` (sums over the sampled clients) and, where
+    models were scored, means over clients such as `personal_accuracy`, `global_loss`, `tuned_accuracy` (a fraction; nats) with
+    the lists they are means of under `per_client`.
+    """
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    watch: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The method's own state (pFedMB's alpha, ...) at some rounds: name -> round -> nested lists."""
+    train_sizes: list[int] = field(default_factory=list)
+    test_sizes: list[int] = field(default_factory=list)
+    val_sizes: list[int] = field(default_factory=list)
+
+    def add_scores(
+        self, entry: dict[str, Any], model: str, split: str, correct: np.ndarray, loss: np.ndarray
+    ) -> None:
+        """Write one model's scores of all clients ([N] sums) into a round's entry."""
+        sizes = np.array(self.test_sizes if split == "test" else self.val_sizes, dtype=float)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = {"accuracy": correct / sizes, "loss": loss / sizes}
+        prefix = model if split == "test" else f"val_{model}"
+        for quantity, each in values.items():
+            entry[f"{prefix}_{quantity}"] = mean(each)
+            entry[f"{prefix}_{quantity}_weighted"] = mean(each, sizes)
+            entry.setdefault("per_client", {})[f"{prefix}_{quantity}"] = each.tolist()
+
+    @staticmethod
+    def copy_scores(entry: dict[str, Any], model: str, twin: str) -> None:
+        """Enter the scores of one model under a second name too."""
+        for table in (entry, entry["per_client"]):
+            table.update(
+                {name.replace(model, twin): value for name, value in table.items() if f"{model}_" in name}
+            )
+
+    def compact(self) -> list[dict[str, Any]]:
+        """The rounds for a small file: of the per-client lists only test accuracies stay, under the model's name."""
+
+        def slim(name: str, value: Any) -> Any:
+            if name != "per_client":
+                return value
+            kept = {
+                each.removesuffix("_accuracy"): values
+                for each, values in value.items()
+                if each.endswith("_accuracy")
+            }
+            return {
+                model: [round(v, 6) for v in kept[model]] for model in kept if not model.startswith("val_")
+            }
+
+        return [{name: slim(name, value) for name, value in entry.items()} for entry in self.rounds]
+
+    def frame(self) -> pd.DataFrame:
+        """A tidy table: one row a round, client, model (personal, global, tuned), split and quantity (accuracy, loss)."""
+        import pandas as pd
+
+        rows = []
+        for entry in self.rounds:
+            for name, values in entry.get("per_client", {}).items():
+                *split, model, quantity = name.split("_")
+                rows += [
+                    (entry["round"], client, model, "val" if split else "test", quantity, value)
+                    for client, value in enumerate(values)
+                ]
+        return pd.DataFrame(rows, columns=["round", "client", "model", "split", "quantity", "value"])
+
+    def curve(self, name: str = "personal_accuracy") -> tuple[list[int], list[float]]:
+        """Rounds and values of one mean, e.g. `plt.plot(*history.curve("tuned_accuracy"))`."""
+        points = [(entry["round"], entry[name]) for entry in self.rounds if entry.get(name) is not None]
+        return [r for r, _ in points], [value for _, value in points]

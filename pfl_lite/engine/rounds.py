@@ -1,0 +1,380 @@
+"""Federated rounds: sampling, download, local work, upload, aggregation, evaluation, checkpoints.
+
+The engine knows a method only by the answers of `pfl_lite.methods.base.Method`. Everything here is a function of the
+configuration alone: evaluating more or less often, stopping and resuming, or mapping clients differently changes no model.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pfl_lite import __version__
+from pfl_lite.data.federation import Federation, make_federation
+from pfl_lite.engine.communication import count_floats
+from pfl_lite.engine.config import DTYPES, RunConfig, make_config
+from pfl_lite.engine.history import History
+from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
+from pfl_lite.engine.mapping import MAPPINGS, PerClient
+from pfl_lite.engine.metrics import score
+from pfl_lite.errors import InputError
+from pfl_lite.files import atomic_path, write_npz
+from pfl_lite.methods.base import Method
+from pfl_lite.models import NETWORKS, Network, Params, make_network
+from pfl_lite.seeds import generator
+
+WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
+WATCHED_FLOATS = 1000
+Predict = Callable[[Network, Params, Tensor], Tensor]
+
+
+class Simulation:
+    """A federation in training: `step()` is one round, `evaluate()` looks without touching.
+
+    Args:
+        config: the run; `auto` settings are resolved here.
+        federation: the clients' data, if already built (it must fit the configuration).
+    """
+
+    def __init__(self, config: RunConfig, federation: Federation | None = None) -> None:
+        config = self.config = config.resolved()
+        self.method: Method = config.method
+        if federation is None:
+            federation = make_federation(
+                config.data,
+                config.partition,
+                config.clients,
+                config.seed,
+                size=NETWORKS[config.model].size,
+                dtype=DTYPES[config.dtype],
+                device=config.device,
+            )
+        self.federation = federation
+        self.network: Network = make_network(
+            config.model,
+            federation.channels,
+            federation.size,
+            federation.classes,
+            dtype=DTYPES[config.dtype],
+            device=config.device,
+        )
+        self.settings = LocalSettings(
+            config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay
+        )
+        self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
+        self.start = self.method.start(self.network, config.seed)
+        self.server, self.clients = self.method.init(self.start, self.network, config.clients)
+        self.everyone = torch.arange(config.clients, device=config.device)
+        self.round, self.seconds, self.training_seconds = 0, 0.0, 0.0
+        self.history = History(
+            train_sizes=federation.train_sizes.tolist(),
+            val_sizes=federation.val_sizes.tolist(),
+            test_sizes=federation.test_sizes.tolist(),
+        )
+        self._tuned: Params | None = None
+        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def sample(self, number: int) -> Tensor:
+        """Sorted ids of the clients that take part in round `number`: S = max(1, round(C N)), uniform without replacement."""
+        count = max(1, round(self.config.participation * self.config.clients))
+        drawn = generator(self.config.seed, "participation", number).choice(
+            self.config.clients, count, replace=False
+        )
+        return torch.from_numpy(drawn).to(self.config.device).sort().values
+
+    def local_work(self, number: int, ids: Tensor) -> tuple[tuple[Params, ...], tuple[int, int]]:
+        """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
+        if self._ahead is not None and self._ahead[0] == number:
+            return self._ahead[1], self._ahead[2]
+        floats = [0, 0]
+
+        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, Params, Params]:
+            received = self.method.download(server, client)
+            upload, client = self.method.local(received, client, work)
+            floats[0], floats[1] = count_floats(received), count_floats(upload)
+            return upload, client, self.method.after_local(upload, client)
+
+        started = time.perf_counter()
+        answers = self.map(one, self.server, self.clients, ids, number, self.settings)
+        self.training_seconds += time.perf_counter() - started
+        return answers, (floats[0] * len(ids), floats[1] * len(ids))
+
+    def step(self) -> dict[str, Any]:
+        """Play one round and return its entry in the history."""
+        started = time.perf_counter()
+        if self.round == 0 and not self.history.rounds:
+            self._record({"round": 0, "clients": [], "floats_down": 0, "floats_up": 0})
+        self.round += 1
+        ids = self.sample(self.round)
+        (uploads, states, _), (down, up) = self.local_work(self.round, ids)
+        self._ahead = None
+        sizes = self.federation.train_sizes.to(ids.device)[ids]
+        self.server = self.method.aggregate(self.server, uploads, sizes, ids)
+        self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
+        entry = self._record(
+            {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
+        )
+        self.seconds += time.perf_counter() - started
+        return entry
+
+    # ---- looking, without touching --------------------------------------------------------------------------------
+
+    def personal_models(self) -> Params:
+        """The models that are scored, stacked over all clients [N, ...]."""
+        return self._each_client(lambda server, client, work: (self.method.personal(server, client, work),))
+
+    def tuned_models(self) -> Params:
+        """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
+
+        Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same number of
+        epochs and the method's own update, it is the local work of the next round, which is then done only once.
+        """
+        config, method = self.config, self.method
+        own = config.ft_mode == "own_update"
+        if (
+            own
+            and type(method).own_update is Method.own_update
+            and config.ft_epochs == config.epochs
+            and len(self.sample(self.round + 1)) == config.clients
+        ):
+            self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
+            return self._ahead[1][2]
+        tune = method.own_update if own else method.plain_sgd
+        started = time.perf_counter()
+        settings = replace(self.settings, epochs=config.ft_epochs)
+        tuned = self.map(
+            lambda server, client, work: (tune(server, client, work),),
+            self.server,
+            self.clients,
+            self.everyone,
+            self.round + 1,
+            settings,
+        )[0]
+        self.training_seconds += time.perf_counter() - started
+        return tuned
+
+    def _each_client(self, function: PerClient, clients: Params | None = None) -> Params:
+        """One answer a client, for all clients, with nothing trained."""
+        rows = self.clients if clients is None else clients
+        return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
+
+    def _score(self, entry: dict[str, Any], name: str, models: Params | None, predict: Predict) -> None:
+        """Score one model a client (the global one where `models` is None) on every client's test and validation images."""
+        for split in ("test", "val"):
+
+            def one(server: Params, model: Params, work: LocalWork, split: str = split) -> tuple[Params]:
+                scored = self.method.global_model(server) if models is None else model
+                assert scored is not None
+                return (score(lambda x: predict(self.network, scored, x), work, split),)
+
+            sums = self._each_client(one, {} if models is None else models)
+            self.history.add_scores(
+                entry, name, split, sums["correct"].cpu().numpy(), sums["loss"].cpu().numpy()
+            )
+
+    def _record(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Score what the configuration asks for after this round, and append the entry."""
+        config, last = self.config, self.round == self.config.rounds
+        if self.round == 0 or last or self.round % config.eval_every == 0:
+            self._score(entry, "personal", self.personal_models(), self.method.predict)
+            if self.method.one_model:
+                self.history.copy_scores(entry, "personal", "global")
+            elif self.method.global_model(self.server) is not None:
+                self._score(entry, "global", None, Network.__call__)
+        if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
+            self._tuned = self.tuned_models()
+            self._score(entry, "tuned", self._tuned, Network.__call__)
+        if last or self.round in WATCHED_ROUNDS:
+            for name, rows in self.method.state(self.clients).items():
+                if rows[0].numel() <= WATCHED_FLOATS:
+                    self.history.watch.setdefault(name, {})[str(self.round)] = rows.double().cpu().tolist()
+        self.history.rounds.append(entry)
+        return entry
+
+    # ---- the whole run --------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, checkpoint: Path | None = None, deadline: float | None = None, progress: bool | None = None
+    ) -> bool:
+        """Play the remaining rounds; True when the last one is done, False when the deadline came first.
+
+        Args:
+            checkpoint: written after every round, and continued from if it is there.
+            deadline: a `time.monotonic()` moment after which no new round is started.
+            progress: show a bar (default: only on a terminal).
+        """
+        if checkpoint is not None and checkpoint.exists():
+            self.load(checkpoint)
+        total = self.config.rounds
+        with tqdm(
+            total=total,
+            initial=self.round,
+            desc=self.method.name,
+            disable=None if progress is None else not progress,
+        ) as bar:
+            while self.round < total:
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+                entry = self.step()
+                if entry.get("personal_accuracy") is not None:
+                    bar.set_postfix(accuracy=f"{100 * entry['personal_accuracy']:.1f}%")
+                bar.update()
+                if checkpoint is not None:
+                    self.save(checkpoint)
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint atomically: states, history and the configuration they belong to."""
+        content = {
+            "config": trajectory(self.config),
+            "round": self.round,
+            "server": self.server,
+            "clients": self.clients,
+            "history": asdict(self.history),
+            "tuned": self._tuned,
+            "clock": [self.seconds, self.training_seconds, self.map.images_trained],
+        }
+        with atomic_path(path) as temporary:
+            torch.save(content, temporary)
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            InputError: the file is damaged, or belongs to another configuration.
+        """
+        try:
+            content = torch.load(path, map_location=self.config.device, weights_only=True)
+        except Exception as error:  # torch raises many kinds for a file that is not its own
+            raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
+        mine = trajectory(self.config)
+        other = [name for name in mine if content["config"].get(name) != mine[name]]
+        if other:
+            raise InputError(
+                f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
+                "name another checkpoint, or delete this one"
+            )
+        if content["round"] > self.config.rounds:
+            raise InputError(
+                f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
+            )
+        self.round, self.server, self.clients = content["round"], content["server"], content["clients"]
+        self.history, self._tuned = History(**content["history"]), content["tuned"]
+        self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
+
+    # ---- results --------------------------------------------------------------------------------------------------
+
+    def scored_models(self) -> Params:
+        """What `final` and `personal/` hold: the fine-tuned models if `ft_epochs` > 0, else the method's own."""
+        return self._tuned if self._tuned is not None else self.personal_models()
+
+    def report(self) -> dict[str, Any]:
+        """The run as plain values: what the JSON file holds."""
+        last = self.history.rounds[-1]
+        tuned = bool(self.config.ft_epochs)
+        report = {
+            "kind": "run",
+            "method": self.method.name,
+            "config": self.config.as_dict(),
+            "complete": self.round == self.config.rounds,
+            "parameters": self.network.parameters,
+            "rounds": self.history.compact(),
+            "watch": self.history.watch,
+            "final": self._final(last, "tuned" if tuned else "personal"),
+            "seconds": round(self.seconds, 2),
+            "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
+            "data_card": asdict(self.federation.card),
+            "device": device_name(self.config.device),
+            "versions": versions(),
+        }
+        return report | ({"final_before_ft": self._final(last, "personal")} if tuned else {})
+
+    def _final(self, entry: dict[str, Any], model: str) -> dict[str, list[float]]:
+        each = entry["per_client"]
+        return {
+            "test_accuracy": each[f"{model}_accuracy"],
+            "test_loss": each[f"{model}_loss"],
+            "val_accuracy": each[f"val_{model}_accuracy"],
+            "train_size": self.history.train_sizes,
+            "test_size": self.history.test_sizes,
+        }
+
+    def save_models(self, path: Path) -> None:
+        """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/` arrays in one .npz."""
+        groups = {
+            "initial": self.start,
+            "global": self.method.server_model(self.server),
+            "personal": self.scored_models(),
+            "state": self.method.state(self.clients),
+        }
+        arrays = {
+            f"{group}/{name}": t.cpu().numpy()
+            for group, params in groups.items()
+            for name, t in params.items()
+        }
+        write_npz(path, arrays)
+
+
+def trajectory(config: RunConfig) -> dict[str, Any]:
+    """The settings that a checkpoint must agree on; a run may be continued for more rounds than first asked for."""
+    return {name: value for name, value in config.as_dict().items() if name != "rounds"}
+
+
+def versions() -> dict[str, str]:
+    """Versions that numbers may depend on."""
+    return {"pfl_lite": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def device_name(device: str) -> str:
+    """A device as a reader knows it: the GPU's name, or the kind of processor."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
+
+
+def run(
+    method: str | Method = "fedavg", *, federation: Federation | None = None, **settings: Any
+) -> Simulation:
+    """Train one method and return the finished simulation: `.history`, `.report()`, `.scored_models()`.
+
+    `run("fedprox", mu=0.1, data="digits", partition="dirichlet:0.4", clients=8, rounds=20)`; every name is a field of `RunConfig`
+    or a hyper-parameter of the method.
+
+    Raises:
+        InputError: a setting that does not exist or cannot be; raised before any work starts.
+    """
+    simulation = Simulation(make_config(method, **settings), federation)
+    simulation.run()
+    return simulation
+
+
+def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
+    """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
+
+    Raises:
+        InputError: the file holds no such model, or one of another network.
+    """
+    with np.load(path) as arrays:
+        group = "global" if client is None else "personal"
+        found = {
+            name.removeprefix(f"{group}/"): arrays[name]
+            for name in arrays.files
+            if name.startswith(f"{group}/")
+        }
+    if not found:
+        raise InputError(f"{path} holds no {group} model: choose a client, or a method with one global model")
+    if client is not None:
+        count = len(next(iter(found.values())))
+        if not 0 <= client < count:
+            raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
+        found = {name: rows[client] for name, rows in found.items()}
+    return network.to_module({name: torch.from_numpy(array) for name, array in found.items()})

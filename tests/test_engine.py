@@ -1,0 +1,221 @@
+"""The engine: two mappings agree, looking changes nothing, runs repeat and resume, floats and scores are counted right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy import FAST, five_clients, same, train
+
+from pfl_lite.engine.config import make_config
+from pfl_lite.engine.local_sgd import epoch_orders
+from pfl_lite.engine.rounds import Simulation, load_model
+from pfl_lite.errors import InputError
+from pfl_lite.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def federation() -> Any:
+    return five_clients()
+
+
+def simulation(federation: Any, method: str = "fedavg", **settings: Any) -> Simulation:
+    return Simulation(make_config(method, **(FAST | settings)), federation)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mode", ["own_update", "plain_sgd"])
+def test_vmap_equals_loop(federation: Any, method: str, mode: str) -> None:
+    settings = {"participation": 0.6, "momentum": 0.5, "weight_decay": 0.01, "ft_epochs": 1, "ft_mode": mode}
+    a, b = (train(method, federation, engine=engine, **settings) for engine in ("loop", "vmap"))
+    assert same(a.scored_models(), b.scored_models(), 1e-10) and same(a.server, b.server, 1e-10)
+    for name in ("test_loss", "test_accuracy"):
+        assert a.report()["final"][name] == pytest.approx(b.report()["final"][name], abs=1e-10)
+    assert a.map.images_trained == b.map.images_trained
+    floats = [(entry["floats_down"], entry["floats_up"]) for entry in a.history.rounds]
+    assert floats == [(entry["floats_down"], entry["floats_up"]) for entry in b.history.rounds]
+
+
+def test_vmap_equals_loop_where_a_client_has_no_validation_or_test_images(federation: Any) -> None:
+    none = torch.tensor([], dtype=torch.int64)
+    bare = replace(federation, val=[none] * 5, test=[none, *federation.test[1:]])
+    a, b = (
+        train("pfedmb", bare, engine=engine).report()["final"]["test_loss"] for engine in ("loop", "vmap")
+    )
+    assert np.isnan(a[0]) and np.isnan(b[0]) and a[1:] == pytest.approx(b[1:], abs=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_looking_changes_no_model(federation: Any, method: str) -> None:
+    often = train(method, federation, rounds=3, eval_every=1, ft_epochs=2, ft_every=1)
+    seldom = train(method, federation, rounds=3, eval_every=3, ft_epochs=2)
+    assert same(often.server, seldom.server, 0) and same(often.clients, seldom.clients, 0)
+    assert same(often.scored_models(), seldom.scored_models(), 0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedmb"])
+def test_fine_tuning_that_is_the_next_round_s_work_is_done_once_and_exactly(
+    federation: Any, method: str
+) -> None:
+    ahead = train(method, federation, ft_epochs=2, ft_every=1)
+    apart = simulation(federation, method, ft_epochs=2)
+    apart.run()
+    own = apart._each_client(lambda s, c, w: (apart.method.personal(s, c, w),))
+    assert same(own, ahead.personal_models(), 0)
+    by_itself = Simulation(
+        replace(apart.config, ft_epochs=3, epochs=2), federation
+    )  # 3 epochs: cannot be shared
+    by_itself.run()
+    assert not same(by_itself.scored_models(), ahead.scored_models(), 1e-9)
+    by_itself.config = replace(by_itself.config, ft_epochs=2, epochs=3)
+    assert same(by_itself.tuned_models(), ahead.scored_models(), 0)
+
+
+def test_same_configuration_same_numbers_and_another_seed_others(federation: Any) -> None:
+    a, b = train("fedavg", federation), train("fedavg", federation)
+    assert same(a.server, b.server, 0)
+    assert not same(a.server, train("fedavg", federation, seed=4).server, 1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_and_resumed_is_bit_equal(federation: Any, method: str, tmp_path: Path) -> None:
+    settings = {"rounds": 3, "participation": 0.6, "momentum": 0.9}
+    whole = train(method, federation, **settings, ft_epochs=1, ft_every=1)
+    first = simulation(federation, method, **settings, ft_epochs=1, ft_every=1)
+    first.step()
+    first.save(tmp_path / "run.pt")
+    second = simulation(federation, method, **settings, ft_epochs=1, ft_every=1)
+    assert second.run(checkpoint=tmp_path / "run.pt")
+    assert same(whole.server, second.server, 0) and same(whole.clients, second.clients, 0)
+    assert (
+        whole.report()["rounds"] == second.report()["rounds"]
+        and whole.report()["final"] == second.report()["final"]
+    )
+
+
+def test_a_deadline_stops_between_rounds_and_the_checkpoint_goes_on(federation: Any, tmp_path: Path) -> None:
+    sim = simulation(federation)
+    assert not sim.run(checkpoint=tmp_path / "run.pt", deadline=0.0) and sim.round == 0
+    assert sim.run(checkpoint=tmp_path / "run.pt") and sim.round == sim.config.rounds
+
+
+def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    simulation(federation).save(path)
+    with pytest.raises(InputError, match=r"another configuration \(it differs in lr\)"):
+        simulation(federation, lr=0.2).load(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="cannot be read: delete it"):
+        simulation(federation).load(path)
+
+
+def test_participation_counts_and_never_sampled_clients_keep_their_state(federation: Any) -> None:
+    sim = train("fedper", federation, participation=0.4, rounds=1)
+    ids = sim.history.rounds[1]["clients"]
+    assert len(ids) == 2 == len(set(ids))
+    absent = [i for i in range(5) if i not in ids]
+    start = sim.start["fc2.weight"]
+    assert all(torch.equal(sim.clients["fc2.weight"][i], start) for i in absent)
+    assert not any(torch.equal(sim.clients["fc2.weight"][i], start) for i in ids)
+
+
+def test_batches_of_one_phase_do_not_depend_on_other_phases_rounds_or_clients() -> None:
+    a = epoch_orders(0, 1, 2, "weights", 20, 3)
+    assert a.shape == (3, 20) and all(sorted(row) == list(range(20)) for row in a)
+    others = [(1, 1, 2, "weights"), (0, 2, 2, "weights"), (0, 1, 3, "weights"), (0, 1, 2, "alpha")]
+    assert all(not np.array_equal(a, epoch_orders(*key, 20, 3)) for key in others)
+    assert np.array_equal(a[:2], epoch_orders(0, 1, 2, "weights", 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "down", "up"),
+    [
+        ("local", {}, 0, 0),
+        ("fedavg", {}, 3_658, 3_658),
+        ("fedper", {}, 3_658 - 330, 3_658 - 330),
+        ("pfedmb", {"branches": 3}, 3 * 3_658, 3 * 3_658 + 3 * 4),
+        ("pfedmb", {"branches": 3, "alpha_scope": "shared"}, 3 * 3_658, 3 * 3_658 + 3),
+    ],
+)
+def test_floats_are_counted_from_what_travels(
+    federation: Any, method: str, settings: dict[str, Any], down: int, up: int
+) -> None:
+    entry = train(method, federation, rounds=1, participation=0.6, **settings).history.rounds[1]
+    assert (entry["floats_down"], entry["floats_up"]) == (3 * down, 3 * up)  # three sampled clients
+
+
+def test_scores_are_what_torch_says(federation: Any) -> None:
+    sim = train("fedavg", federation)
+    rows = federation.test[2]
+    logits = sim.network(sim.server, federation.test_images[rows])
+    final = sim.report()["final"]
+    assert final["test_accuracy"][2] == pytest.approx(
+        (logits.argmax(1) == federation.test_labels[rows]).double().mean().item()
+    )
+    loss = torch.nn.functional.cross_entropy(logits, federation.test_labels[rows]).item()
+    assert final["test_loss"][2] == pytest.approx(loss, abs=1e-12)
+    last = sim.history.rounds[-1]
+    assert last["personal_accuracy"] == pytest.approx(np.mean(final["test_accuracy"]))
+    assert last["personal_accuracy_weighted"] == pytest.approx(
+        np.average(final["test_accuracy"], weights=final["test_size"])
+    )
+    assert last["global_loss"] == last["personal_loss"]
+
+
+def test_history_frame_is_tidy(federation: Any) -> None:
+    frame = train("fedavg", federation, ft_epochs=1).history.frame()
+    assert set(frame["model"]) == {"personal", "global", "tuned"} and set(frame["split"]) == {"test", "val"}
+    assert (
+        len(frame) == (3 * 2 + 1) * 2 * 2 * 5
+    )  # rounds 0-2 of two models, one tuned; splits, quantities, clients
+    assert frame["value"].notna().all()
+
+
+def test_saved_models_load_into_plain_torch(federation: Any, tmp_path: Path) -> None:
+    sim = train("pfedmb", federation, branches=2, ft_epochs=1)
+    sim.save_models(tmp_path / "models.npz")
+    with np.load(tmp_path / "models.npz") as file:
+        assert file["initial/fc1.weight"].shape == (2, 32, 64) == file["global/fc1.weight"].shape
+        assert file["personal/fc1.weight"].shape == (5, 32, 64) and file["state/alpha"].shape == (5, 4, 2)
+    module = load_model(tmp_path / "models.npz", sim.network, client=3)
+    rows = federation.test[3]
+    right = (
+        (module(federation.test_images[rows]).argmax(1) == federation.test_labels[rows])
+        .double()
+        .mean()
+        .item()
+    )
+    assert right == pytest.approx(sim.report()["final"]["test_accuracy"][3])
+    with pytest.raises(InputError, match="clients 0 to 4, not 5"):
+        load_model(tmp_path / "models.npz", sim.network, client=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"participation": 0.0}, r"participation must be in \(0, 1\]"),
+        ({"participation": 1.5}, r"participation must be in \(0, 1\]"),
+        ({"rounds": 0}, "rounds must be 1 or more"),
+        ({"lr": -1}, "lr must be positive"),
+        ({"lr": "nan"}, "lr must be a number"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"momentum": 1.0}, "momentum must be below 1"),
+        ({"engine": "jit"}, "engine must be one of loop, vmap, auto"),
+        ({"dtype": "float16"}, "dtype must be one of float32, float64"),
+        ({"ft_every": 2}, "ft_every must be 0 unless"),
+        ({"mo": 1}, "unknown setting of fedavg 'mo'"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_work(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make_config("fedavg", **settings)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="finds no CUDA device"):
+        make_config("fedavg", device="cuda")
