@@ -1,0 +1,76 @@
+"""What every method here needs: softmax regression by hand, one SGD, one weighted mean.
+
+A model is one array w of shape [classes, features + 1]: the weights, and the bias as the last column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+Rounds = Sequence[Sequence[int]]  # the participants of every round
+
+
+class Client(NamedTuple):
+    """One client's data: x [samples, features + 1] with 1 as the last column, class numbers y [samples]."""
+
+    x: Array
+    y: Array
+
+    @property
+    def size(self) -> int:
+        """n_i."""
+        return len(self.y)
+
+    def log_probabilities(self, w: Array) -> Array:
+        """log p(class | x) of every sample, [samples, classes]."""
+        logits = self.x @ w.T
+        logits = logits - logits.max(axis=1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    def loss(self, w: Array) -> float:
+        """f_i(w) = -1/n_i sum_s log p(y_s | x_s), the mean cross-entropy."""
+        return float(-self.log_probabilities(w)[np.arange(self.size), self.y].mean())
+
+    def gradient(self, w: Array) -> Array:
+        """The gradient of f_i: 1/n_i (P - Y)^T X; P the probabilities, Y the labels as one-hot rows."""
+        error = np.exp(self.log_probabilities(w))
+        error[np.arange(self.size), self.y] -= 1.0
+        return error.T @ self.x / self.size
+
+
+class SGD(NamedTuple):
+    """The settings of the local steps on a model's weights."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def descend(self, w: Array, gradient: Callable[[Array], Array], steps: int) -> Array:
+        """Take `steps` full-batch steps from w; the momentum starts at zero in every call."""
+        velocity = np.zeros_like(w)
+        for _ in range(steps):
+            velocity = self.momentum * velocity + gradient(w) + self.weight_decay * w
+            w = w - self.lr * velocity
+        return w
+
+
+class Trained(NamedTuple):
+    """What a method leaves: the server's model, the clients' [clients, ...], pFedMB's alpha [clients, B]."""
+
+    server: Array | None
+    personal: Array
+    alpha: Array | None = None
+
+
+def weighted_mean(models: Sequence[Array], weights: Sequence[float]) -> Array:
+    """sum_i a_i w_i / sum_i a_i."""
+    return np.einsum("i,i...->...", np.asarray(weights), np.stack(models)) / np.sum(weights)
+
+
+def join(weight: Array, bias: Array) -> Array:
+    """[..., classes, features] and [..., classes] as one array [..., classes, features + 1]."""
+    return np.concatenate([weight, bias[..., None]], axis=-1)

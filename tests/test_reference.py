@@ -1,0 +1,294 @@
+"""The package against an independent second implementation in plain NumPy (`tests/reference`).
+
+First the second implementation by itself: its gradient against differences, one step of every method against
+numbers worked out by hand. Then both from the same start on the same five unequal clients, every option at
+and off its default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import METHODS
+from reference.common import SGD, Client, join
+from reference.simplex import project, softmax
+from typer.testing import CliRunner
+
+from pfl_lite.cli import app
+from pfl_lite.data.images import load
+
+
+def sigmoid(z: float) -> float:
+    return 1.0 / (1.0 + np.exp(-z))
+
+
+def pair(flipped: bool = False, copies: int = 1) -> Client:
+    """Two samples of one feature: x = 1 of class 0 and x = -1 of class 1, or the other way round."""
+    x, y = np.array([[1.0, 1.0], [-1.0, 1.0]]), np.array([1, 0] if flipped else [0, 1])
+    return Client(np.tile(x, (copies, 1)), np.tile(y, copies))
+
+
+def symmetric(u: float) -> np.ndarray:
+    """The model with weights (u, -u) and no bias: logits (u x, -u x)."""
+    return np.array([[u, 0.0], [-u, 0.0]])
+
+
+# By hand, for `pair()` and the model (u, -u): both samples have the probability sigmoid(2u) of being right
+# and lose log(1 + exp(-2u)); the gradient with respect to the weights is (-s, s) with s = sigmoid(-2u), and
+# the two samples' gradients of the bias cancel. So one step of rate eta is u <- u + eta sigmoid(-2u), and the
+# model stays symmetric. With flipped labels: u <- u - eta sigmoid(2u).
+
+
+def test_loss_and_gradient_by_hand() -> None:
+    """u = 1/2: s = sigmoid(-1) = 0.268941, loss = log(1 + 1/e) = 0.313262, gradient (-s, s), bias 0."""
+    assert pair().loss(symmetric(0.5)) == pytest.approx(0.31326168751822286, abs=1e-15)
+    s = 0.2689414213699951
+    np.testing.assert_allclose(pair().gradient(symmetric(0.5)), [[-s, 0], [s, 0]], atol=1e-15)
+    np.testing.assert_allclose(pair(flipped=True).gradient(symmetric(-0.5)), [[s, 0], [-s, 0]], atol=1e-15)
+
+
+def test_gradient_is_the_slope_of_the_loss() -> None:
+    rng = np.random.default_rng(0)
+    client = Client(join(rng.normal(size=(7, 3)), np.ones(7)), rng.integers(4, size=7))
+    w = rng.normal(size=(4, 4))
+    slope = np.zeros_like(w)
+    for place in np.ndindex(*w.shape):
+        h = np.zeros_like(w)
+        h[place] = 1e-5
+        slope[place] = (client.loss(w + h) - client.loss(w - h)) / 2e-5
+    np.testing.assert_allclose(client.gradient(w), slope, atol=1e-9)
+
+
+def test_sgd_by_hand() -> None:
+    """From w = 1 with gradient 2, lr 0.1, momentum 0.5, decay 0.1:
+
+    v = 2 + 0.1 = 2.1, w = 1 - 0.21 = 0.79; then v = 1.05 + 2 + 0.079 = 3.129, w = 0.79 - 0.3129 = 0.4771.
+    """
+    sgd = SGD(lr=0.1, momentum=0.5, weight_decay=0.1)
+    w = sgd.descend(np.array([1.0]), lambda w: np.full_like(w, 2.0), 2)
+    assert w[0] == pytest.approx(0.4771, abs=1e-15)
+
+
+def test_simplex_by_hand() -> None:
+    """softmax(log 1, log 3) = (1/4, 3/4).
+
+    (0.9, 0.5, -0.2) sums to 1.2; 0.2/3 less each, the last stays below 0: without it 0.4 too much, 0.2 each.
+    """
+    np.testing.assert_allclose(softmax(np.log([1.0, 3.0])), [0.25, 0.75], atol=1e-15)
+    np.testing.assert_allclose(project(np.array([0.9, 0.5, -0.2])), [0.7, 0.3, 0.0], atol=1e-15)
+    np.testing.assert_allclose(project(np.array([3.0, 0.0])), [1.0, 0.0], atol=1e-15)
+
+
+def test_local_by_hand() -> None:
+    """lr 1, two steps: u = 0 -> 1/2 -> 1/2 + sigmoid(-1) = 0.768941; flipped labels give the negative."""
+    trained = METHODS["local"](symmetric(0), [pair(), pair(flipped=True)], [[0, 1]], 2, SGD(lr=1.0))
+    assert trained.server is None
+    u = 0.5 + sigmoid(-1)
+    np.testing.assert_allclose(trained.personal, [symmetric(u), symmetric(-u)], atol=1e-15)
+
+
+def test_fedavg_by_hand() -> None:
+    """One step: u = 1/2 with n = 2, u = -1/2 with n = 4, so (2/2 - 4/2) / 6 = -1/6; client 0 alone gives 1/2.
+
+    One epoch of fine-tuning: -1/6 + sigmoid(1/3) = 0.415904 and -1/6 - sigmoid(-1/3) = -0.584096.
+    """
+    clients = [pair(), pair(flipped=True, copies=2)]
+    alone = METHODS["fedavg"](symmetric(0), clients, [[0]], 1, SGD(lr=1.0))
+    np.testing.assert_allclose(alone.server, symmetric(0.5))
+    trained = METHODS["fedavg"](symmetric(0), clients, [[0, 1]], 1, SGD(lr=1.0), ft_epochs=1)
+    np.testing.assert_allclose(trained.server, symmetric(-1 / 6))
+    by_hand = [symmetric(-1 / 6 + sigmoid(1 / 3)), symmetric(-1 / 6 - sigmoid(-1 / 3))]
+    np.testing.assert_allclose(trained.personal, by_hand, atol=1e-15)
+
+
+def test_fedprox_by_hand() -> None:
+    """mu = 1: u = 0 -> 1/2, then 1/2 + sigmoid(-1) - 1 * (1/2 - 0) = sigmoid(-1) = 0.268941."""
+    trained = METHODS["fedprox"](symmetric(0), [pair()], [[0]], 2, SGD(lr=1.0), mu=1.0)
+    np.testing.assert_allclose(trained.server, symmetric(sigmoid(-1)))
+
+
+def test_fedper_by_hand() -> None:
+    """All head: round 1 gives client 0 u = 1/2, round 2 gives client 1 u = -1/2, nothing is shared.
+
+    No head: round 1 by client 0 gives 1/2, round 2 by client 1 takes it to 1/2 - sigmoid(1) = -0.231059.
+    """
+    clients = [pair(), pair(flipped=True)]
+    private = METHODS["fedper"](symmetric(0), clients, [[0], [1]], 1, SGD(lr=1.0))
+    assert private.server is None
+    np.testing.assert_allclose(private.personal, [symmetric(0.5), symmetric(-0.5)])
+    shared = METHODS["fedper"](symmetric(0), clients, [[0], [1]], 1, SGD(lr=1.0), head="none")
+    np.testing.assert_allclose(shared.personal, [symmetric(0.5 - sigmoid(1))] * 2)
+
+
+def test_pfedmb_by_hand() -> None:
+    """Branches u = 1 and u = 0, alpha = (1/2, 1/2): u = 1/2, s = sigmoid(-1) = 0.268941.
+
+    df/dalpha = (-2s, 0), as the gradient of the weights is (-s, s) and the branches are (1, -1) and (0, 0).
+    Softmax, alpha_lr 1: df/da = 1/2 (-2s + s, 0 + s) = (-s/2, s/2), so a = (s/2, -s/2).
+        alpha_1 = sigmoid(s) = 0.566833.
+    Weights, lr 1: now u = alpha_1, and branch b moves by alpha_b t with t = sigmoid(-2 alpha_1) = 0.243485:
+        to 1 + 0.138015 and 0 + 0.105470.
+    Projection, alpha_lr 1/2: (1/2 + s, 1/2) is lowered by s/2, so alpha_1 = (1 + s)/2 = 0.634471.
+    """
+    start, s = np.stack([symmetric(1), symmetric(0)]), sigmoid(-1)
+    trained = METHODS["pfedmb"](start, [pair()], [[0]], 1, SGD(lr=1.0), alpha_lr=1.0)
+    alpha = sigmoid(s)
+    np.testing.assert_allclose(trained.alpha, [[alpha, 1 - alpha]], atol=1e-15)
+    t = sigmoid(-2 * alpha)
+    by_hand = [symmetric(1 + alpha * t), symmetric((1 - alpha) * t)]
+    np.testing.assert_allclose(trained.server, by_hand, atol=1e-15)
+    projected = METHODS["pfedmb"](start, [pair()], [[0]], 1, SGD(lr=0.0), alpha_lr=0.5, simplex="projection")
+    np.testing.assert_allclose(projected.alpha, [[(1 + s) / 2, (1 - s) / 2]], atol=1e-15)
+
+
+def test_pfedmb_aggregation_by_hand() -> None:
+    """Clients of 2 and 4 samples, branches u = 1 and 0; a large alpha_lr projects alpha to (1, 0) and (0, 1).
+
+    Client 0 moves only branch 0, to 1 + sigmoid(-2); client 1 (flipped) only branch 1, to 0 - sigmoid(0).
+    Equation 5 takes each branch from its only user: 1.119203 and -1/2.
+    Equation 6 averages: (2 * 1.119203 + 4 * 1) / 6 = 1.039734 and (2 * 0 - 4 / 2) / 6 = -1/3.
+    Client 0 alone: nobody uses branch 1, which stays at 0.
+    """
+    start, clients = np.stack([symmetric(1), symmetric(0)]), [pair(), pair(flipped=True, copies=2)]
+    moved = 1 + sigmoid(-2)
+    for sampled, aggregation, by_hand in (
+        ([0, 1], "alpha", [moved, -1 / 2]),
+        ([0, 1], "plain", [(2 * moved + 4) / 6, -1 / 3]),
+        ([0], "alpha", [moved, 0.0]),
+    ):
+        options = {"simplex": "projection", "alpha_lr": 9.0, "aggregation": aggregation}
+        trained = METHODS["pfedmb"](start, clients, [sampled], 1, SGD(lr=1.0), **options)
+        np.testing.assert_allclose(trained.alpha[sampled], np.eye(2)[sampled], atol=1e-15)
+        np.testing.assert_allclose(trained.server[:, 0, 0], by_hand, atol=1e-15)
+
+
+# --- the package's command line against the reference -------------------------------------------------------
+
+CLIENTS, ROUNDS, EPOCHS, LR = 5, 3, 2, 0.1
+TOLERANCE = 1e-11  # rounding alone stays below 1e-13; a number that passed through float32 does not
+FEDERATION = ["--data", "digits", "--partition", "dirichlet:0.4", "--clients", str(CLIENTS), "--seed", "0"]
+TRAINING = ["--model", "linear", "--rounds", str(ROUNDS), "--batch-size", "100000", "--dtype", "float64"]
+
+
+def command(*words: object) -> None:
+    """Run `pfl-lite` in this process and expect it to succeed."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, f"{words}: {result.output} {result.exception!r}"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Client]]:
+    """The clients' training and test data: pixels normalised by the card, a 1 added for the bias."""
+    file = tmp_path_factory.mktemp("partition") / "P.npz"
+    command("partition", *FEDERATION, "--out", file)
+    images, indices = load("digits"), np.load(file)
+
+    def client(pixels: np.ndarray, labels: np.ndarray) -> Client:
+        x = (pixels.reshape(len(pixels), -1) / 255 - images.card.mean[0]) / images.card.std[0]
+        return Client(np.column_stack([x, np.ones(len(x))]), labels)
+
+    train = [indices[f"train/{i}"] for i in range(CLIENTS)]
+    test = [indices[f"test/{i}"] for i in range(CLIENTS)]
+    assert len({len(t) for t in train}) > 1, "unequal clients are the point of this test"
+    return {
+        "train": [client(images.train_images[t], images.train_labels[t]) for t in train],
+        "test": [client(images.test_images[t], images.test_labels[t]) for t in test],
+    }
+
+
+def models(file: Mapping[str, np.ndarray], kind: str) -> np.ndarray | None:
+    """The weights and biases under `kind`/ as one array [..., classes, features + 1]; None without."""
+    found = sorted((file[name] for name in file if name.startswith(kind + "/")), key=np.ndim)
+    return join(found[1], found[0]) if found else None
+
+
+# Every option at its default and off it, one at a time, then some together: (method, flags, --set).
+SGD_FLAGS: list[dict[str, object]] = [
+    {},
+    {"lr": 0.03},
+    {"epochs": 5},
+    {"momentum": 0.9},
+    {"weight-decay": 0.1},
+    {"participation": 0.6},
+    {"momentum": 0.5, "weight-decay": 0.05, "participation": 0.4},
+]
+METHOD_OPTIONS: dict[str, list[dict[str, object]]] = {
+    "local": [],
+    "fedavg": [],
+    "fedprox": [{"mu": 0}, {"mu": 1.0}],
+    "fedper": [{"head": "none"}, {"head": "fc"}],
+    "pfedmb": [
+        {"branches": 1},
+        {"branches": 3},
+        {"aggregation": "plain"},
+        {"alpha_scope": "shared"},
+        {"simplex": "projection"},
+        {"simplex": "projection", "alpha_lr": 3.0},
+        {"alpha_lr": 2.0},
+        {"rate": "effective", "alpha_lr": 5.0},
+        {
+            "branches": 4,
+            "alpha_scope": "shared",
+            "simplex": "projection",
+            "alpha_lr": 0.5,
+            "aggregation": "plain",
+        },
+    ],
+}
+TUNING: list[dict[str, object]] = [{"ft_epochs": 2}, {"ft_epochs": 3, "ft_mode": "plain_sgd"}]
+TOGETHER: dict[str, object] = {"momentum": 0.5, "weight-decay": 0.01, "participation": 0.6}
+
+
+def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
+    for method in METHODS:
+        yield from ((method, flags, {}) for flags in SGD_FLAGS)
+        yield from ((method, {}, options) for options in METHOD_OPTIONS[method] + TUNING)
+        yield from ((method, TOGETHER, options | TUNING[0]) for options in METHOD_OPTIONS[method] or [{}])
+        yield method, TOGETHER, TUNING[1]
+        yield method, TOGETHER | {"engine": "vmap"}, {}
+    # One-hot alphas of few participants: some branches have no user in a round and must stay as they were.
+    yield "pfedmb", {"participation": 0.4}, {"simplex": "projection", "alpha_lr": 30.0}
+
+
+def words(*settings: dict) -> list[str]:
+    return [f"{name}={value}" for setting in settings for name, value in setting.items()]
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: "-".join([case[0], *words(*case[1:])]))
+def test_package_agrees(case, federation: dict[str, list[Client]], tmp_path: Path) -> None:
+    method, flags, options = case
+    settings = {"epochs": EPOCHS, "lr": LR, "momentum": 0, "weight-decay": 0, "participation": 1} | flags
+    typed = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    chosen = [part for setting in words(options) for part in ("--set", setting)]
+    out, saved = tmp_path / "R.json", tmp_path / "M.npz"
+    command("run", method, *FEDERATION, *TRAINING, *typed, *chosen, "--out", out, "--save", saved)
+    result = json.loads(out.read_text())
+    file = dict(np.load(saved))
+
+    rounds = [entry["clients"] for entry in result["rounds"] if entry["round"] > 0]  # 0: the untrained models
+    assert [len(set(sampled)) for sampled in rounds] == [round(settings["participation"] * CLIENTS)] * ROUNDS
+    start = models(file, "initial")
+    assert start is not None
+    given = {name: value for name, value in options.items() if name not in ("branches", "alpha_scope")}
+    if method == "pfedmb":
+        assert len(start) == options.get("branches", 5)
+    else:
+        given.pop("ft_mode", None)  # for these methods the two ways of tuning are the same
+    sgd = SGD(settings["lr"], settings["momentum"], settings["weight-decay"])
+    expected = METHODS[method](start, federation["train"], rounds, int(settings["epochs"]), sgd, **given)
+
+    def close(ours: object, reference: object) -> None:
+        np.testing.assert_allclose(ours, reference, rtol=0, atol=TOLERANCE)
+
+    if expected.server is not None:
+        close(models(file, "global"), expected.server)
+    close(models(file, "personal"), expected.personal)
+    if expected.alpha is not None:
+        shared = options.get("alpha_scope") == "shared"
+        close(file["state/alpha"], expected.alpha if shared else expected.alpha[:, None])
+    losses = [client.loss(w) for client, w in zip(federation["test"], expected.personal, strict=True)]
+    close(result["final"]["test_loss"], losses)
