@@ -1,0 +1,222 @@
+"""The ledger: one small JSON file for every run and every search, under `data/results/<experiment>/`.
+
+Tables, claims and figures read only these files.  A complete run is never overwritten, a damaged file is
+named and set aside, never deleted, and every file is written in one step: a killed sweep leaves no halves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pfl_lite.errors import InputError
+
+Run = dict[str, Any]
+RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
+SEARCH_KEYS = ("experiment", "arm", "candidates", "chosen")
+FINAL_KEYS = ("test_accuracy", "test_loss", "train_size", "test_size")
+MACHINE_KEYS = {"device", "engine"}  # where and how it was computed: the same run, whatever they say
+FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
+
+
+def default_folder() -> Path:
+    """Where the ledger lies: $PFL_LITE_RESULTS, else the repository's data/results, else ./data/results."""
+    if named := os.environ.get("PFL_LITE_RESULTS"):
+        return Path(named)
+    data = Path(__file__).resolve().parents[2] / "data"
+    return data / "results" if (data / "paper_tables.csv").is_file() else Path("data") / "results"
+
+
+def plain(value: Any) -> Any:
+    """Turn arrays, tensors, tuples and paths into what JSON knows; numbers not finite become null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def fault(entry: Any) -> str | None:
+    """Say in a few words what is wrong with a ledger entry; None if nothing is."""
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if kind not in ("run", "search"):
+        return 'it is not an object whose "kind" is "run" or "search"'
+    if missing := [key for key in (RUN_KEYS if kind == "run" else SEARCH_KEYS) if key not in entry]:
+        return f"it lacks {', '.join(missing)}"
+    if kind == "search":
+        return None if isinstance(entry["candidates"], list) else '"candidates" is not a list'
+    if type(entry["seed"]) is not int or not isinstance(entry["config"], dict):
+        return '"seed" is not a whole number or "config" is not an object'
+    rounds, final = entry["rounds"], entry.get("final")
+    if not isinstance(rounds, list) or not all(isinstance(r, dict) and "round" in r for r in rounds):
+        return '"rounds" is not a list of objects that have a "round"'
+    if entry["complete"]:
+        if not rounds or not isinstance(final, dict):
+            return 'it is called complete but has no rounds or no "final"'
+        lists = [final.get(key) for key in FINAL_KEYS]
+        if not all(isinstance(x, list) and x and len(x) == len(lists[0] or []) for x in lists):
+            return '"final" does not hold four lists with one number a client'
+    return None
+
+
+class Ledger:
+    """The runs and searches in one folder; see the module for its promises."""
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
+
+    def path(self, experiment: str, arm: str, seed: int | None) -> Path:
+        """The file of a run, or of the arm's search if `seed` is None; raises InputError for odd names."""
+        for name in (experiment, arm):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
+                raise InputError(f"'{name}' cannot be a file's name: use letters, digits and - _ . + only")
+        return self.folder / experiment / (f"search-{arm}.json" if seed is None else f"{arm}-seed{seed}.json")
+
+    def _path_of(self, entry: Run) -> Path:
+        return self.path(entry["experiment"], entry["arm"], entry["seed"] if entry["kind"] == "run" else None)
+
+    def _load(self, path: Path) -> Run | None:
+        """Read one file; a damaged one is set aside with a warning that names it."""
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+            problem = fault(entry)
+            if problem is None and self._path_of(entry) != path:
+                problem = "its name and its contents disagree"
+        except FileNotFoundError:
+            return None
+        except ValueError as error:  # JSON, encoding and name errors are all ValueErrors
+            problem = f"it is not valid JSON ({error})"
+        if problem is None:
+            return dict(entry)
+        aside, number = path.with_name(path.name + ".damaged"), 1
+        while aside.exists():
+            number += 1
+            aside = path.with_name(f"{path.name}.damaged-{number}")
+        try:
+            path.rename(aside)
+            done = f"set aside as {aside.name}"
+        except OSError:
+            done = "left where it is (the folder cannot be changed) and not used"
+        warnings.warn(f"ledger file {path} is damaged: {problem}; it was {done}", stacklevel=4)
+        return None
+
+    def _entries(self, experiment: str, kind: str) -> list[Run]:
+        folder = self.path(experiment, "any", 0).parent
+        files = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
+        found = [entry for entry in map(self._load, files) if entry is not None and entry["kind"] == kind]
+        return sorted(found, key=lambda entry: (entry["arm"], entry.get("seed", 0)))
+
+    def read(self, experiment: str, *, unfinished: bool = False) -> list[Run]:
+        """The complete runs of an experiment (with `unfinished`, only the others), by arm and seed."""
+        return [run for run in self._entries(experiment, "run") if bool(run["complete"]) is not unfinished]
+
+    def searches(self, experiment: str) -> list[Run]:
+        """The searches of an experiment, by arm: their candidates on validation data and what was chosen."""
+        return self._entries(experiment, "search")
+
+    def get(self, experiment: str, arm: str, seed: int | None) -> Run | None:
+        """One run, complete or not (or the arm's search if `seed` is None); None if the ledger has none."""
+        return self._load(self.path(experiment, arm, seed))
+
+    def has(self, experiment: str, arm: str, seed: int, rounds: int = 0) -> bool:
+        """Whether a complete run of at least `rounds` rounds is there."""
+        run = self.get(experiment, arm, seed)
+        return run is not None and bool(run["complete"]) and int(run["rounds"][-1]["round"]) >= rounds
+
+    def check(self, entry: Run) -> bool:
+        """Whether `entry` is new: False if already there; raises InputError if it would replace another.
+
+        A run needs only kind, experiment, arm, seed and config here, so that a sweep asks before it trains.
+        """
+        path = self._path_of(entry)
+        there = self._load(path)
+        if there is None:
+            return True
+        if entry["kind"] == "search":
+            new = plain(entry["candidates"])
+            if lost := [one for one in there["candidates"] if one not in new]:
+                raise InputError(
+                    f"{path} holds {len(lost)} searched candidates that the new search lacks: "
+                    "carry them over, or move the file away first"
+                )
+            return plain(entry) != there
+        if not there["complete"]:
+            return True
+        old, new = there["config"], plain(entry["config"])
+        if changed := sorted(key for key in {*old, *new} - MACHINE_KEYS if old.get(key) != new.get(key)):
+            raise InputError(
+                f"{path} already holds a complete run with another configuration "
+                f"(other: {', '.join(changed)}): move it away first, or use another folder"
+            )
+        return False
+
+    def write(self, entry: Run) -> Path:
+        """Write a run or a search in one step, return its path; raises InputError rather than overwrite."""
+        entry = plain(entry)
+        if problem := fault(entry):
+            raise InputError(f"this entry cannot go into the ledger: {problem}")
+        path = self._path_of(entry)
+        if not self.check(entry):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+        return path
+
+    def frame(self, experiment: str) -> pd.DataFrame:
+        """Per-client numbers of the complete runs, tidy: one row a run, round, client and quantity.
+
+        Quantities: `personal` and `tuned` accuracy at every round that kept them; at the last round also
+        the lists of `final` (test_accuracy, train_size, ...), and before tuning `before_ft_<name>`.
+        """
+        rows: list[tuple[Any, ...]] = []
+        for run in self.read(experiment):
+            last, before = run["rounds"][-1]["round"], run.get("final_before_ft") or {}
+            lists = [
+                (r["round"], *kept) for r in run["rounds"] for kept in (r.get("per_client") or {}).items()
+            ]
+            lists += [(last, key, values) for key, values in run["final"].items()]
+            lists += [(last, f"before_ft_{key}", values) for key, values in before.items()]
+            head = (run["experiment"], run["arm"], run["method"], run["seed"])
+            rows += [
+                (*head, at, client, key, value)
+                for at, key, values in lists
+                for client, value in enumerate(values or [])
+            ]
+        return pd.DataFrame(rows, columns=FRAME_COLUMNS).astype({"value": float})
+
+    def curves(self, experiment: str) -> pd.DataFrame:
+        """Every number kept once a round (means over clients, floats sent), as tidy as `frame`."""
+        rows = [
+            (run["experiment"], run["arm"], run["method"], run["seed"], r["round"], key, value)
+            for run in self.read(experiment)
+            for r in run["rounds"]
+            for key, value in r.items()
+            if key != "round" and type(value) in (int, float)
+        ]
+        columns = [name for name in FRAME_COLUMNS if name != "client"]
+        return pd.DataFrame(rows, columns=columns).astype({"value": float})
+
+    def budgets(self, experiment: str) -> pd.DataFrame:
+        """What every arm was given: seeds, rounds (fewest), local epochs and searched candidates."""
+        tried = {search["arm"]: len(search["candidates"]) for search in self.searches(experiment)}
+        rows = [
+            (run["arm"], run["seed"], run["rounds"][-1]["round"], run["config"].get("epochs"))
+            for run in self.read(experiment)
+        ]
+        runs = pd.DataFrame(rows, columns=["arm", "seeds", "rounds", "epochs"])
+        given = runs.groupby("arm").agg({"seeds": "count", "rounds": "min", "epochs": "min"})
+        return given.assign(candidates=[tried.get(arm, 0) for arm in given.index]).reset_index()

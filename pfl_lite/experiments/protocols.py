@@ -1,0 +1,149 @@
+"""Every table and figure of the papers that we run, as data: partition, budget, arms, grids, deviations."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pfl_lite.errors import unknown
+
+Settings = dict[str, Any]
+
+
+@cache
+def paper_tables() -> tuple[dict[str, str], ...]:
+    """The papers' printed numbers, one row a cell of a table (`data/paper_tables.csv`); empty if the file is not here."""
+    path = Path(__file__).resolve().parents[2] / "data" / "paper_tables.csv"
+    if not path.is_file():
+        return ()
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def printed(paper: str, table: str, method: str, setting: str = "") -> float | None:
+    """A number as the paper prints it, in percent: the first row that fits; None if the numbers are not at hand."""
+    for row in paper_tables():
+        found = (row["paper"].startswith(paper), row["table"] == table, row["method"] == method)
+        if all(found) and setting in row["setting"]:
+            return float(row["value_percent"])
+    return None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a table: a method with fixed settings, and the grid that is searched on validation data."""
+
+    key: str
+    method: str
+    label: str
+    paper: float | None
+    grid: tuple[Settings, ...]
+    settings: Settings = field(default_factory=dict)
+    rates_of: str | None = None
+    """Key of the arm whose chosen rates this arm takes over (an ablation that changes one thing); it then has no grid."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure: what is trained on what, for how long, and beside which printed numbers it is put."""
+
+    name: str
+    title: str
+    data: str
+    partition: str
+    clients: int
+    rounds: int
+    epochs: int
+    batch_size: int
+    arms: tuple[Arm, ...]
+    paper_table: str
+    metric: str
+    deviations: tuple[str, ...]
+    claims: tuple[str, ...]
+    participation: float = 1.0
+    model: str = "lenet"
+    ft_every: int = 1
+    seeds: tuple[int, ...] = (0, 1, 2)
+    search_rounds: int = 5
+    search_seed: int = 100
+
+    def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
+        """The settings that all arms share, as `make_config` takes them."""
+        return {
+            "data": self.data,
+            "model": self.model,
+            "partition": self.partition,
+            "clients": self.clients,
+            "rounds": self.rounds if rounds is None else rounds,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "participation": self.participation,
+            "seed": seed,
+            "ft_epochs": self.epochs,
+            "ft_every": self.ft_every,
+        }
+
+    def arm(self, key: str) -> Arm:
+        """One arm by its key; raises InputError for an unknown one."""
+        for arm in self.arms:
+            if arm.key == key:
+                return arm
+        raise unknown(f"method of {self.name}", key, [arm.key for arm in self.arms])
+
+
+SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
+PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
+BRANCH_RATES = tuple({"lr": lr, "alpha_lr": alpha_lr} for lr, alpha_lr in ((0.1, 0.1), (0.1, 0.3)))
+
+PFEDMB_TABLE1 = Experiment(
+    name="pfedmb-table1",
+    title="pFedMB, Table I: five pairs of clients on CIFAR-10",
+    data="cifar10",
+    partition="pairs",
+    clients=10,
+    rounds=30,
+    epochs=5,
+    batch_size=64,
+    arms=(
+        Arm("local", "local", "Local", printed("pFedMB", "I", "Local"), PLAIN_RATES),
+        Arm("fedavg", "fedavg", "FedAvg", printed("pFedMB", "I", "FedAvg"), PLAIN_RATES),
+        Arm(
+            "pfedmb-plain",
+            "pfedmb",
+            "pFedMB without alpha-weighting (eq. 6)",
+            printed("pFedMB", "I", "pFedMB w/o alpha-weighted avg"),
+            (),
+            SHARED_ALPHA | {"aggregation": "plain"},
+            rates_of="pfedmb",
+        ),
+        Arm(
+            "pfedmb", "pfedmb", "pFedMB (eq. 5)", printed("pFedMB", "I", "pFedMB"), BRANCH_RATES, SHARED_ALPHA
+        ),
+    ),
+    paper_table="pFedMB, Table I",
+    metric="unweighted mean over clients of test accuracy after fine-tuning (%)",
+    deviations=(
+        "Rounds: the paper trains until convergence and does not say how long; we train 30 rounds.",
+        "Learning rates, momentum and weight decay are not stated in the paper: plain SGD here, the rates chosen on the clients' "
+        "validation images after 5 rounds of another seed (100), three candidates for Local and FedAvg, two pairs of rates for "
+        "pFedMB; the row without alpha-weighting takes the rates of the row with it, so that only the aggregation differs.",
+        "How alpha stays on the simplex is not stated: softmax of logits that start at 0.",
+        "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
+        "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
+        "Local trains as many epochs as the others (rounds x E) instead of until convergence.",
+        "pFedMB's clients train 2 E epochs a round (E on alpha, E on W), as in the paper: twice the others' local work.",
+    ),
+    claims=("B1", "B2", "B3", "B4", "B5", "B13", "B14"),
+)
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (PFEDMB_TABLE1,)}
+
+
+def get_experiment(name: str) -> Experiment:
+    """An experiment by name; raises InputError for an unknown one."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]

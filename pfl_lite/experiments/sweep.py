@@ -1,0 +1,223 @@
+"""Run an experiment: search rates on validation data, then train every arm and seed; stop and go on at any time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from pfl_lite.engine.config import RunConfig, make_config
+from pfl_lite.errors import InputError
+from pfl_lite.experiments.ledger import Ledger
+from pfl_lite.experiments.protocols import Arm, Experiment, Settings, get_experiment
+
+POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run: a result (`candidate` is None) or one candidate of an arm's search."""
+
+    experiment: str
+    arm: str
+    seed: int
+    config: RunConfig
+    candidate: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What a progress line calls it."""
+        return (
+            f"{self.arm} seed {self.seed}"
+            if self.candidate is None
+            else f"{self.arm} candidate {self.candidate}"
+        )
+
+
+def train(task: Task, checkpoint: Path, deadline: float | None) -> dict[str, Any] | None:
+    """Train one task from its checkpoint on; its report, or None when the deadline came first."""
+    import torch
+
+    from pfl_lite.engine.rounds import Simulation
+
+    if task.config.device != "cuda":
+        torch.set_num_threads(1)
+    simulation = Simulation(task.config)
+    done = simulation.run(checkpoint=checkpoint, deadline=deadline, progress=False)
+    return simulation.report() if done else None
+
+
+class Sweep:
+    """The tasks of one experiment that the ledger does not answer yet, in the order in which they are worth most."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        arms: Sequence[Arm],
+        seeds: Sequence[int],
+        rounds: int | None,
+        device: str,
+        ledger: Ledger,
+    ) -> None:
+        self.experiment, self.arms, self.seeds, self.ledger = experiment, arms, seeds, ledger
+        self.rounds = experiment.rounds if rounds is None else rounds
+        self.device = device
+        self.checkpoints = ledger.folder / ".checkpoints" / experiment.name
+
+    def searched(self, arm: Arm) -> list[dict[str, Any]]:
+        """The candidates of an arm that have been scored, each with the settings it was scored under."""
+        entry = self.ledger.get(self.experiment.name, arm.key, None)
+        return [] if entry is None else list(entry["candidates"])
+
+    def chosen(self, arm: Arm) -> Settings | None:
+        """The settings with the best validation accuracy, once the whole grid has been scored."""
+        if arm.rates_of is not None:
+            return self.chosen(self.experiment.arm(arm.rates_of))
+        scored = [one for one in self.searched(arm) if one["settings"] in arm.grid]
+        if len(scored) < len(arm.grid):
+            return None
+        return dict(max(scored, key=lambda one: one["validation_accuracy"])["settings"])
+
+    def tasks(self) -> Iterator[Task]:
+        """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
+        shared = {"device": self.device}
+        name = self.experiment.name
+        searched = {arm.rates_of or arm.key: None for arm in self.arms}
+        for arm in map(self.experiment.arm, searched):
+            if self.chosen(arm) is None:
+                done = [one["settings"] for one in self.searched(arm)]
+                seed = self.experiment.search_seed
+                base = self.experiment.settings(seed, rounds=self.experiment.search_rounds)
+                base |= {"ft_every": 0, "eval_every": self.experiment.search_rounds} | shared | arm.settings
+                for number, candidate in enumerate(arm.grid):
+                    if candidate not in done:
+                        yield Task(name, arm.key, seed, make_config(arm.method, **(base | candidate)), number)
+        for seed in self.seeds:
+            for arm in self.arms:
+                rates = self.chosen(arm)
+                if rates is None:
+                    continue
+                config = make_config(
+                    arm.method,
+                    **(self.experiment.settings(seed, rounds=self.rounds) | shared | arm.settings | rates),
+                ).resolved()
+                if self.ledger.has(name, arm.key, seed, self.rounds):
+                    continue
+                entry = {
+                    "kind": "run",
+                    "experiment": name,
+                    "arm": arm.key,
+                    "seed": seed,
+                    "config": config.as_dict(),
+                }
+                self.ledger.check(entry)  # refuses to replace a complete run of another configuration
+                yield Task(name, arm.key, seed, config)
+
+    def checkpoint(self, task: Task) -> Path:
+        """Where a task continues from; search candidates and results never share a file."""
+        kind = "run" if task.candidate is None else f"search{task.candidate}"
+        return self.checkpoints / f"{task.arm}-seed{task.seed}-{kind}.pt"
+
+    def record(self, task: Task, report: dict[str, Any]) -> Path:
+        """Enter a finished task into the ledger, then drop its checkpoint."""
+        head = {"experiment": task.experiment, "arm": task.arm}
+        if task.candidate is None:
+            path = self.ledger.write(head | {"seed": task.seed} | report)
+        else:
+            arm = self.experiment.arm(task.arm)
+            scored = {
+                "settings": arm.grid[task.candidate],
+                "validation_accuracy": float(np.nanmean(report["final"]["val_accuracy"])),
+                "rounds": task.config.rounds,
+                "seed": task.seed,
+                "seconds": report["seconds"],
+            }
+            candidates = [*self.searched(arm), scored]
+            best = max(candidates, key=lambda one: one["validation_accuracy"])["settings"]
+            path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
+        self.checkpoint(task).unlink(missing_ok=True)
+        return path
+
+
+def reproduce(
+    name: str,
+    *,
+    methods: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    workers: int = 1,
+    budget: float | None = None,
+    device: str = "auto",
+    ledger: Ledger | None = None,
+) -> list[Path]:
+    """Train what the ledger lacks of an experiment; returns the files written.
+
+    Args:
+        name: an experiment (`pfl-lite experiments`).
+        methods: keys of the arms to run (all by default).
+        seeds: seeds of the results (the protocol's by default).
+        rounds: rounds of the results (the protocol's by default); tables name a smaller number.
+        workers: processes, each with one thread.
+        budget: seconds after which no new round starts; the next call goes on from there.
+        device: `auto`, `cpu` or `cuda`.
+        ledger: where results are read and written.
+
+    Raises:
+        InputError: before any work, for an unknown name or a setting that cannot be; also where the ledger holds a complete run
+            of another configuration, which is never overwritten.
+    """
+    experiment = get_experiment(name)
+    arms = experiment.arms if methods is None else [experiment.arm(key) for key in methods]
+    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget)):
+        if value is not None and value <= 0:
+            raise InputError(f"{what} must be positive, not {value}")
+    sweep = Sweep(
+        experiment, arms, experiment.seeds if seeds is None else seeds, rounds, device, ledger or Ledger()
+    )
+    deadline = None if budget is None else time.monotonic() + budget
+    written: list[Path] = []
+    running: dict[Future[dict[str, Any] | None], Task] = {}
+    pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        tqdm(desc=name, unit="run", disable=None) as bar,
+    ):
+        while True:
+            busy = [(task.arm, task.seed, task.candidate) for task in running.values()]
+            waiting = [task for task in pending if (task.arm, task.seed, task.candidate) not in busy]
+            while waiting and len(running) < workers and (deadline is None or time.monotonic() < deadline):
+                task = waiting.pop(0)
+                tqdm.write(f"start {task.title}: {describe(task)}")
+                running[pool.submit(train, task, sweep.checkpoint(task), deadline)] = task
+            if not running:
+                break
+            bar.set_postfix_str(", ".join(task.title for task in running.values()))
+            for future in wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                task, report = running.pop(future), future.result()
+                if report is None:
+                    tqdm.write(
+                        f"stopped {task.title} at the budget; the next call goes on from its checkpoint"
+                    )
+                    continue
+                written.append(sweep.record(task, report))
+                tqdm.write(f"done {task.title} in {report['seconds']:.0f} s: {written[-1]}")
+                bar.update()
+                pending = list(sweep.tasks())
+    return written
+
+
+def describe(task: Task) -> str:
+    """The settings that tell tasks apart, in a few words."""
+    values = task.config.as_dict()
+    rates = {"lr": values["lr"]} | (
+        {"alpha_lr": values["method"]["alpha_lr"]} if "alpha_lr" in values["method"] else {}
+    )
+    return ", ".join(f"{name} {value}" for name, value in rates.items()) + f", {values['rounds']} rounds"

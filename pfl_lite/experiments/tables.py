@@ -1,0 +1,178 @@
+"""The papers' tables beside ours, computed from the ledger: every row says how far it got, and why.
+
+A row's status follows one rule, `judge`, and no cell is empty without a reason beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_lite.errors import unknown
+from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.protocols import Experiment, get_experiment
+
+CLOSE = 1.0  # points: a gap to the paper up to this (or to 2 s.d. over seeds, if more) is "reproduced"
+TIE = 0.5  # points: two of our rows closer than this are too close to contradict the paper's order
+
+COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", "Rounds", "Reason"]
+FORMATS = ("text", "markdown", "csv")
+
+
+def accuracy(run: Run) -> float:
+    """The metric of pFedMB's tables, in percent: unweighted mean over clients of the final test accuracy.
+
+    Scored are the models after fine-tuning where the run tunes; clients without test images are left out.
+    """
+    return 100 * float(np.nanmean(np.asarray(run["final"]["test_accuracy"], dtype=float)))
+
+
+def judge(
+    ours: float, sd: float, paper: float, others: Sequence[tuple[str, float, float]]
+) -> tuple[str, str]:
+    """The one rule for a row's status; percent throughout; returns (status, reason).
+
+    `others` are the table's other rows with both numbers: (method, ours, paper).  sd is NaN for one seed.
+
+    - reproduced: |ours - paper| <= max(1 point, 2 s.d. over seeds);
+    - trend only: the gap is larger, but against every other row ours stands on the paper's side (above or
+      below); two of our rows less than half a point apart or two equal ones of the paper say nothing;
+    - not reproduced: anything else, also when there is no other row to compare with.
+    """
+    gap, allowed = ours - paper, max(CLOSE, 0.0 if math.isnan(sd) else 2 * sd)
+    if abs(gap) <= allowed:
+        return "reproduced", f"the gap is within {allowed:.1f} points"
+    far = f"the gap is larger than {allowed:.1f} points"
+    if not others:
+        return "not reproduced", f"{far}, and no other row is there to compare the order with"
+    against = [
+        name
+        for name, other, theirs in others
+        if abs(ours - other) > TIE and (ours - other) * (paper - theirs) < 0
+    ]
+    if against:
+        return "not reproduced", f"{far}, and the paper's order is reversed against {', '.join(against)}"
+    return "trend only", f"{far}, the order against the other rows is the paper's"
+
+
+def shortfalls(experiment: Experiment, runs: Sequence[Run], unfinished: Sequence[Run]) -> list[str]:
+    """In what an arm's runs fall short of the protocol: seeds, rounds, unlike settings, unfinished runs."""
+    said = [] if runs else ["no complete run in the ledger"]
+    if runs:
+        if len(runs) < len(experiment.seeds):
+            said.append(f"{len(runs)} of {len(experiment.seeds)} seeds")
+        if len(runs) == 1:
+            said.append("no s.d. from one seed")
+        if (least := min(run["rounds"][-1]["round"] for run in runs)) < experiment.rounds:
+            said.append(f"{least} rounds of {experiment.rounds}")
+        configs = [run["config"] for run in runs]
+        keys = sorted({key for config in configs for key in config} - {"seed"})
+        if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
+            said.append(f"the seeds differ in {', '.join(unlike)}")
+    if unfinished:
+        said.append(f"unfinished: seed {', '.join(str(run['seed']) for run in unfinished)}")
+    return said
+
+
+def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
+    """What the arms did not get in equal measure (seeds, rounds, epochs, searched settings), in words."""
+    labels = {arm.key: arm.label for arm in experiment.arms}
+    given = ledger.budgets(experiment.name)
+    given = given[given["arm"].isin(list(labels))]
+    said = []
+    for key, name in {
+        "seeds": "seeds",
+        "rounds": "rounds",
+        "epochs": "local epochs",
+        "candidates": "searched settings",
+    }.items():
+        if given[key].nunique() > 1:
+            each = [f"{labels[arm]} {number}" for arm, number in zip(given["arm"], given[key], strict=True)]
+            said.append(f"Unequal {name}: {', '.join(each)}.")
+    return said
+
+
+def table(experiment: str | Experiment, ledger: Ledger | None = None) -> pd.DataFrame:
+    """One row an arm: paper, ours (mean over seeds), s.d. (n - 1), seeds, gap (ours - paper), status, reason.
+
+    `attrs["title"]` and `attrs["notes"]` (deviations from the paper, unequal budgets) go with it into `show`.
+    """
+    experiment = get_experiment(experiment) if isinstance(experiment, str) else experiment
+    ledger = ledger or Ledger()
+    done, undone = ledger.read(experiment.name), ledger.read(experiment.name, unfinished=True)
+    runs = {arm.key: [run for run in done if run["arm"] == arm.key] for arm in experiment.arms}
+    scores = {key: [accuracy(run) for run in some] for key, some in runs.items() if some}
+    ours = {key: float(np.mean(some)) for key, some in scores.items()}
+    rows: list[dict[str, Any]] = []
+    for arm in experiment.arms:
+        some, why = scores.get(arm.key, []), ""
+        lengths = sorted({int(run["rounds"][-1]["round"]) for run in runs[arm.key]})
+        row: dict[str, Any] = {
+            "Method": arm.label,
+            "Paper (%)": arm.paper,
+            "Ours (%)": ours.get(arm.key),
+            "s.d.": float(np.std(some, ddof=1)) if len(some) > 1 else math.nan,
+            "Seeds": len(some),
+            "Status": "not run",
+            "Rounds": ", ".join(map(str, lengths)) or "-",
+        }
+        if some and arm.paper is None:
+            row["Status"], why = "own addition", "not in the paper's table"
+        elif some and arm.paper is not None:
+            row["Gap"] = ours[arm.key] - arm.paper
+            others = [
+                (other.label, ours[other.key], other.paper)
+                for other in experiment.arms
+                if other is not arm and other.key in ours and other.paper is not None
+            ]
+            row["Status"], why = judge(ours[arm.key], row["s.d."], arm.paper, others)
+        fell_short = shortfalls(experiment, runs[arm.key], [run for run in undone if run["arm"] == arm.key])
+        row["Reason"] = "; ".join(filter(None, [why, *fell_short]))
+        rows.append(row)
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    frame.attrs = {"title": experiment.title, "notes": [*experiment.deviations, *unequal(ledger, experiment)]}
+    return frame
+
+
+def show(frame: pd.DataFrame, format: str = "text") -> str:
+    """A table as aligned text, markdown (both with title and notes) or csv (plain numbers, for programs)."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if format == "csv":
+        return frame.to_csv(index=False, float_format="%.2f")
+    cells = [["Method", "Paper (%)", "Ours (%)", "Gap", "Status", "Rounds", "Reason"]]
+    for row in frame.to_dict("records"):
+        spread = "" if math.isnan(row["s.d."]) else f" ± {row['s.d.']:.2f}"
+        ours = "-" if math.isnan(row["Ours (%)"]) else f"{row['Ours (%)']:.2f}{spread} (n = {row['Seeds']})"
+        paper, gap = (
+            f"{row[key]:{form}}" if not math.isnan(row[key]) else "-"
+            for key, form in (("Paper (%)", ".2f"), ("Gap", "+.2f"))
+        )
+        cells.append([row["Method"], paper, ours, gap, row["Status"], row["Rounds"], row["Reason"]])
+    title, notes = frame.attrs.get("title", ""), frame.attrs.get("notes", [])
+    if format == "markdown":
+        cells.insert(1, ["---"] * len(cells[0]))
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+        return "\n".join([f"**{title}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+    said = [textwrap.fill(note, 120, initial_indent="* ", subsequent_indent="  ") for note in notes]
+    return "\n".join([title, "", *aligned(cells), "", *said]).rstrip() + "\n"
+
+
+def aligned(cells: Sequence[Sequence[str]], last: int = 60) -> list[str]:
+    """Rows of text in columns, under a rule; the last column is wrapped at `last` characters."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
+    lines = []
+    for number, row in enumerate(cells):
+        for part, text in enumerate(textwrap.wrap(row[-1], last) or [""]):
+            head = ["" if part else cell for cell in row[:-1]]
+            lines.append("  ".join([*(c.ljust(w) for c, w in zip(head, widths, strict=True)), text]).rstrip())
+        if number == 0:
+            lines.append("-" * (sum(widths) + 2 * len(widths) + last))
+    return lines

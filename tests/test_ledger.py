@@ -1,0 +1,229 @@
+"""The ledger keeps its promises: nothing overwritten, nothing lost, nothing damaged used in silence."""
+
+import json
+import math
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pfl_lite.experiments.ledger as module
+from pfl_lite.errors import InputError
+from pfl_lite.experiments.ledger import Ledger, default_folder
+
+
+def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
+    """A run of two clients whose personal accuracy at round t is t/10 and t/10 + 0.2."""
+    run = {
+        "kind": "run",
+        "experiment": "toy",
+        "arm": arm,
+        "seed": seed,
+        "method": "fedavg",
+        "config": {"rounds": rounds, "epochs": 5, "lr": 0.05, "seed": seed, "method": {}, **config},
+        "complete": complete,
+        "rounds": [
+            {
+                "round": t,
+                "clients": [0, 1],
+                "personal_accuracy": t / 10 + 0.1,
+                "global_accuracy": None,
+                "floats_down": 20 if t else 0,
+                "per_client": {"personal": [t / 10, t / 10 + 0.2], "tuned": None},
+            }
+            for t in range(rounds + 1)
+        ],
+    }
+    if complete:
+        run["final"] = {
+            "test_accuracy": [0.5, 0.7],
+            "test_loss": [1.0, 0.9],
+            "train_size": [8, 9],
+            "test_size": [4, 4],
+        }
+        run["final_before_ft"] = {**run["final"], "test_accuracy": [0.2, 0.4]}
+    return run
+
+
+def make_search(*rates):
+    candidates = [
+        {"settings": {"lr": rate}, "validation_accuracy": 0.5, "rounds": 2, "seed": 0} for rate in rates
+    ]
+    return {
+        "kind": "search",
+        "experiment": "toy",
+        "arm": "fedavg",
+        "candidates": candidates,
+        "chosen": {"lr": 0.1},
+    }
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "results")
+
+
+def test_what_is_written_is_read_sorted_by_arm_and_seed(ledger):
+    for arm, seed in (("local", 0), ("fedavg", 10), ("fedavg", 2)):
+        path = ledger.write(make_run(arm, seed))
+        assert path == ledger.folder / "toy" / f"{arm}-seed{seed}.json"
+    assert [(r["arm"], r["seed"]) for r in ledger.read("toy")] == [
+        ("fedavg", 2),
+        ("fedavg", 10),
+        ("local", 0),
+    ]
+    assert ledger.get("toy", "fedavg", 2) == make_run("fedavg", 2)
+    assert ledger.get("toy", "fedavg", 3) is None
+    assert ledger.read("another") == []
+    assert (
+        sorted(p.suffix for p in (ledger.folder / "toy").iterdir()) == [".json"] * 3
+    )  # no temporary file stays
+
+
+def test_has_counts_only_complete_runs_of_at_least_so_many_rounds(ledger):
+    ledger.write(make_run(rounds=2))
+    ledger.write(make_run(seed=1, complete=False))
+    assert ledger.has("toy", "fedavg", 0) and ledger.has("toy", "fedavg", 0, 2)
+    assert not ledger.has("toy", "fedavg", 0, 3)
+    assert not ledger.has("toy", "fedavg", 1)
+    assert [r["seed"] for r in ledger.read("toy")] == [0]
+    assert [r["seed"] for r in ledger.read("toy", unfinished=True)] == [1]
+
+
+def test_a_complete_run_is_never_overwritten(ledger):
+    path = ledger.write(make_run())
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"fedavg-seed0\.json already holds .*\(other: lr\)"):
+        ledger.write(make_run(lr=0.1))
+    with pytest.raises(InputError, match="other: rounds"):
+        ledger.check(make_run(rounds=3))
+    slower = make_run()
+    slower["seconds"] = 99.0
+    assert ledger.write(slower) == path  # the same configuration: what is there stays
+    ledger.write(make_run(device="cuda", engine="vmap"))  # the same run, computed elsewhere
+    ledger.write(make_run(complete=False))  # an unfinished one does not replace it either
+    assert path.read_bytes() == before
+
+
+def test_an_unfinished_run_is_replaced(ledger):
+    ledger.write(make_run(complete=False, lr=0.3))
+    assert ledger.check(make_run())
+    ledger.write(make_run())
+    assert ledger.read("toy") == [make_run()]
+
+
+def test_a_search_may_grow_but_not_shrink(ledger):
+    path = ledger.write(make_search(0.1, 0.2))
+    assert path.name == "search-fedavg.json"
+    ledger.write(make_search(0.1, 0.2, 0.5))
+    assert ledger.searches("toy") == [make_search(0.1, 0.2, 0.5)] == [ledger.get("toy", "fedavg", None)]
+    with pytest.raises(InputError, match="holds 2 searched candidates that the new search lacks"):
+        ledger.write(make_search(0.1))
+    assert ledger.read("toy") == []  # a search is no run
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"kind": "run", "exper', "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[]", "is not an object"),
+        (
+            json.dumps({k: v for k, v in make_run().items() if k not in ("config", "rounds")}),
+            "lacks config, rounds",
+        ),
+        (json.dumps({k: v for k, v in make_run().items() if k != "final"}), "called complete"),
+        (
+            json.dumps({**make_run(), "final": {**make_run()["final"], "test_loss": [1.0]}}),
+            "one number a client",
+        ),
+        (json.dumps(make_run(seed=7)), "name and its contents disagree"),
+    ],
+)
+def test_a_damaged_file_is_named_and_set_aside_and_kept(ledger, text, why):
+    ledger.write(make_run(seed=1))
+    damaged = ledger.folder / "toy" / "fedavg-seed0.json"
+    for name in ("fedavg-seed0.json.damaged", "fedavg-seed0.json.damaged-2"):
+        damaged.write_text(text)
+        with pytest.warns(UserWarning, match=why) as caught:
+            assert [r["seed"] for r in ledger.read("toy")] == [1]
+        assert len(caught) == 1 and str(damaged) in str(caught[0].message) and name in str(caught[0].message)
+        assert not damaged.exists() and damaged.with_name(name).read_text() == text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ledger.write(make_run())  # the place is free again
+        assert len(ledger.read("toy")) == 2
+
+
+def test_bytes_that_are_no_text_are_damage_too(ledger):
+    ledger.write(make_run()).write_bytes(b"\xff\xfe\x00")
+    with pytest.warns(UserWarning, match="not valid JSON"):
+        assert not ledger.has("toy", "fedavg", 0)
+
+
+def test_an_entry_that_could_not_be_read_back_is_refused(ledger):
+    run = make_run()
+    del run["final"]
+    with pytest.raises(InputError, match="called complete"):
+        ledger.write(run)
+    with pytest.raises(InputError, match="cannot be a file's name"):
+        ledger.write(make_run(arm="../fedavg"))
+    assert not ledger.folder.exists()
+
+
+def test_numpy_values_become_json_and_nan_becomes_null(ledger):
+    run = make_run()
+    run["final"]["test_accuracy"] = np.array([0.5, np.nan], dtype=np.float32)
+    run["rounds"][1]["personal_loss"] = math.inf
+    run["watch"] = {"alpha": {0: np.eye(2)}}
+    text = ledger.write(run).read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    back = ledger.get("toy", "fedavg", 0)
+    assert back["final"]["test_accuracy"] == [0.5, None]
+    assert back["rounds"][1]["personal_loss"] is None
+    assert back["watch"] == {"alpha": {"0": [[1.0, 0.0], [0.0, 1.0]]}}
+    last = ledger.frame("toy").query("quantity == 'test_accuracy'")["value"].tolist()
+    assert last[0] == 0.5 and math.isnan(last[1])
+
+
+def test_frame_and_curves_are_tidy(ledger):
+    ledger.write(make_run())
+    ledger.write(make_run("local", 1))
+    frame = ledger.frame("toy")
+    assert list(frame) == ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
+    # a run: 3 rounds x 2 clients "personal", and 2 x 4 final lists x 2 clients
+    assert len(frame) == 2 * (3 * 2 + 2 * 4 * 2)
+    one = frame.query("arm == 'local' and seed == 1 and client == 1").set_index(["quantity", "round"])[
+        "value"
+    ]
+    assert one["personal", 1] == pytest.approx(0.3)
+    assert (one["test_accuracy", 2], one["before_ft_test_accuracy", 2]) == (0.7, 0.4)
+    curves = ledger.curves("toy").query("arm == 'fedavg'")
+    assert set(curves["quantity"]) == {"personal_accuracy", "floats_down"}  # null and lists are no curves
+    assert curves.query("quantity == 'floats_down'")["value"].tolist() == [0, 20, 20]
+    assert ledger.frame("nothing").empty and ledger.curves("nothing").empty
+
+
+def test_budgets_say_what_every_arm_was_given(ledger):
+    for run in (make_run(), make_run(seed=1, rounds=3), make_run("local", epochs=2), make_search(0.1, 0.2)):
+        ledger.write(run)
+    assert ledger.budgets("toy").values.tolist() == [["fedavg", 2, 2, 5, 2], ["local", 1, 2, 2, 0]]
+    assert ledger.budgets("nothing").empty
+
+
+def test_default_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("PFL_LITE_RESULTS", str(tmp_path))
+    assert default_folder() == tmp_path == Ledger().folder
+    monkeypatch.delenv("PFL_LITE_RESULTS")
+    data = default_folder().parent
+    assert default_folder().name == "results" and (data / "paper_tables.csv").is_file()
+    # an installed package has no repository around it: then the folder one works in
+    package = tmp_path / "site-packages" / "pfl_lite" / "experiments"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(module, "__file__", str(package / "ledger.py"))
+    assert default_folder() == Path("data/results")
+    (tmp_path / "site-packages" / "data").mkdir()
+    shutil.copy(data / "paper_tables.csv", tmp_path / "site-packages" / "data")
+    assert default_folder() == tmp_path / "site-packages" / "data" / "results"

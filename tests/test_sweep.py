@@ -1,0 +1,113 @@
+"""Experiments end to end on the digits: search, results, skipping, resuming, budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfl_lite.errors import InputError
+from pfl_lite.experiments import protocols, sweep
+from pfl_lite.experiments.ledger import Ledger
+from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment
+from pfl_lite.experiments.tables import table
+
+
+class Inline:
+    """A pool that works in this process, so that a test may change what the work sees."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Table I shrunk to the digits: two rounds, tiny grids."""
+    arms = tuple(replace(arm, grid=arm.grid[:2]) for arm in PFEDMB_TABLE1.arms)
+    small = replace(
+        PFEDMB_TABLE1,
+        name="tiny",
+        data="digits",
+        model="small_cnn",
+        rounds=2,
+        epochs=1,
+        search_rounds=1,
+        arms=arms,
+        seeds=(0, 1),
+    )
+    monkeypatch.setitem(EXPERIMENTS, "tiny", small)
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    return "tiny"
+
+
+def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0])
+    assert sorted({path.name for path in written}) == [
+        "fedavg-seed0.json", "local-seed0.json", "pfedmb-plain-seed0.json", "pfedmb-seed0.json",
+        "search-fedavg.json", "search-local.json", "search-pfedmb.json",
+    ]  # fmt: skip
+    assert len(written) == 3 * 2 + 4  # one file a search, written once a candidate
+    search = json.loads((tmp_path / tiny / "search-pfedmb.json").read_text())
+    assert [one["settings"] for one in search["candidates"]] == list(PFEDMB_TABLE1.arm("pfedmb").grid[:2])
+    assert all(one["seed"] == 100 for one in search["candidates"])
+    best = max(search["candidates"], key=lambda one: one["validation_accuracy"])["settings"]
+    run = json.loads((tmp_path / tiny / "pfedmb-plain-seed0.json").read_text())
+    assert search["chosen"] == best and run["config"]["lr"] == best["lr"]
+    assert (
+        run["config"]["method"]["aggregation"] == "plain"
+        and run["config"]["method"]["alpha_lr"] == best["alpha_lr"]
+    )
+    assert run["rounds"][1]["tuned_accuracy"] is not None and set(run["watch"]["alpha"]) == {"0", "1", "2"}
+    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == []
+    assert not list((tmp_path / ".checkpoints").rglob("*.pt"))
+    frame = table(tiny, ledger)
+    assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
+
+
+def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert (
+        sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9) == []
+    )
+    assert len(sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])) == 3
+
+
+def test_a_longer_run_on_top_of_a_complete_one_is_refused_not_overwritten(tiny: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0])
+    before = (tmp_path / tiny / "local-seed0.json").read_text()
+    assert sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=1) == []
+    with pytest.raises(InputError, match="already holds a complete run"):
+        sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=3)
+    assert (tmp_path / tiny / "local-seed0.json").read_text() == before
+
+
+def test_table1_is_the_paper_s() -> None:
+    experiment = get_experiment("pfedmb-table1")
+    assert [arm.paper for arm in experiment.arms] == [87.26, 87.99, 89.08, 89.49]
+    assert (experiment.clients, experiment.epochs, experiment.batch_size, experiment.partition) == (
+        10,
+        5,
+        64,
+        "pairs",
+    )
+    assert all(
+        arm.settings["branches"] == 5 and arm.settings["alpha_scope"] == "shared"
+        for arm in experiment.arms[2:]
+    )
+    assert protocols.printed("pFedMB", "I", "no such method") is None

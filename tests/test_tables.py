@@ -1,0 +1,212 @@
+"""A table's numbers, statuses and reasons, on ledgers whose right answer is known by hand."""
+
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pfl_lite.errors import InputError
+from pfl_lite.experiments.ledger import Ledger, default_folder
+from pfl_lite.experiments.protocols import EXPERIMENTS
+from pfl_lite.experiments.tables import accuracy, judge, show, table
+
+NAME = "pfedmb-table1"
+EXPERIMENT = EXPERIMENTS[NAME]
+PAPER = {arm.key: arm.paper for arm in EXPERIMENT.arms}
+NAN = math.nan
+
+
+def make_run(arm, percent, seed=0, rounds=EXPERIMENT.rounds, complete=True, **config):
+    """A run of two clients, one below and one above the mean test accuracy `percent` by ten points."""
+    accuracies = [percent / 100 - 0.1, percent / 100 + 0.1]
+    return {
+        "kind": "run",
+        "experiment": NAME,
+        "arm": arm,
+        "seed": seed,
+        "method": arm,
+        "complete": complete,
+        "config": {"epochs": 5, "seed": seed, **config},
+        "rounds": [{"round": t, "clients": [0, 1]} for t in (0, rounds)],
+        "final": {
+            "test_accuracy": accuracies,
+            "test_loss": [1, 1],
+            "train_size": [1, 9],
+            "test_size": [1, 9],
+        },
+    }
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path)
+
+
+def fill(ledger, shift, seeds=EXPERIMENT.seeds, **config):
+    """Every arm at the paper's number plus `shift[arm]`, the seeds spread a tenth of a point around it."""
+    for arm, paper in PAPER.items():
+        for number, seed in enumerate(seeds):
+            off = 0.1 * (number - (len(seeds) - 1) / 2)
+            ledger.write(make_run(arm, paper + shift.get(arm, 0) + off, seed, **config))
+
+
+def rows(ledger):
+    return table(NAME, ledger).assign(arm=list(PAPER)).set_index("arm")
+
+
+def test_the_papers_numbers_are_those_of_the_file():
+    numbers = pd.read_csv(default_folder().parent / "paper_tables.csv")
+    assert list(numbers) == [
+        "paper",
+        "table",
+        "dataset",
+        "model",
+        "setting",
+        "method",
+        "metric",
+        "value_percent",
+    ]
+    ours = numbers[numbers["paper"].str.startswith("pFedMB") & (numbers["table"] == "I")]
+    printed = {
+        "local": "Local",
+        "fedavg": "FedAvg",
+        "pfedmb-plain": "pFedMB w/o alpha-weighted avg",
+        "pfedmb": "pFedMB",
+    }
+    assert set(PAPER) == set(printed)
+    for arm, paper in PAPER.items():
+        assert set(ours.loc[ours["method"] == printed[arm], "value_percent"]) == {paper}
+
+
+def test_the_metric_is_the_unweighted_mean_over_clients():
+    run = make_run("local", 60)  # sizes 1 and 9 would give 68
+    assert accuracy(run) == pytest.approx(60)
+    run["final"]["test_accuracy"] = [0.3, 0.3, 0.6, None]  # a client without test images
+    assert accuracy(run) == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    ("ours", "sd", "others", "status"),
+    [
+        (87.0, NAN, [], "reproduced"),
+        (87.01, NAN, [], "reproduced"),
+        (86.9, NAN, [], "not reproduced"),  # too far, nothing to compare with
+        (86.9, 0.6, [], "reproduced"),  # within 2 s.d.
+        (86.9, 0.5, [], "not reproduced"),
+        (89.1, NAN, [("FedAvg", 86.0, 87.0)], "trend only"),  # above, as in the paper
+        (85.0, NAN, [("FedAvg", 86.0, 87.0)], "not reproduced"),  # below
+        (85.6, NAN, [("FedAvg", 86.0, 87.0)], "trend only"),  # below by less than half a point: a tie
+        (85.0, NAN, [("FedAvg", 86.0, 88.0)], "trend only"),  # a tie in the paper contradicts nothing
+        (
+            85.0,
+            NAN,
+            [("FedAvg", 84.0, 87.0), ("FedProx", 85.6, 87.5)],
+            "not reproduced",
+        ),  # one reversal is enough
+    ],
+)
+def test_the_rule_for_the_status(ours, sd, others, status):
+    assert judge(ours, sd, 88.0, others)[0] == status
+
+
+def test_a_reversal_is_named():
+    assert judge(85.0, NAN, 88.0, [("FedAvg", 86.0, 87.0)])[1].endswith("reversed against FedAvg")
+
+
+def test_a_full_ledger_that_agrees(ledger):
+    fill(ledger, {})
+    result = rows(ledger)
+    assert set(result["Status"]) == {"reproduced"} and set(result["Seeds"]) == {len(EXPERIMENT.seeds)}
+    assert np.allclose(result["Gap"], 0) and np.allclose(result["Ours (%)"], list(PAPER.values()))
+    assert np.allclose(result["s.d."], np.std(0.1 * np.arange(len(EXPERIMENT.seeds)), ddof=1))
+    assert set(result["Rounds"]) == {str(EXPERIMENT.rounds)}
+    assert set(result["Reason"]) == {"the gap is within 1.0 points"}
+
+
+def test_a_lower_but_parallel_table_is_a_trend(ledger):
+    fill(ledger, dict.fromkeys(PAPER, -5.0))
+    result = rows(ledger)
+    assert set(result["Status"]) == {"trend only"} and np.allclose(result["Gap"], -5)
+
+
+def test_one_arm_out_of_order_is_not_reproduced(ledger):
+    fill(ledger, {"pfedmb": -5.0})
+    result = rows(ledger)
+    assert result["Status"].to_dict() == {**dict.fromkeys(PAPER, "reproduced"), "pfedmb": "not reproduced"}
+    labels = [arm.label for arm in EXPERIMENT.arms if arm.key != "pfedmb"]
+    assert all(label in result.loc["pfedmb", "Reason"] for label in labels)
+
+
+def test_an_empty_ledger_says_not_run_and_why(ledger):
+    ledger.write(make_run("local", 50, complete=False))
+    result = rows(ledger)
+    assert (
+        set(result["Status"]) == {"not run"}
+        and result["Ours (%)"].isna().all()
+        and result["Gap"].isna().all()
+    )
+    assert result.loc["fedavg", "Reason"] == "no complete run in the ledger"
+    assert result.loc["local", "Reason"] == "no complete run in the ledger; unfinished: seed 0"
+
+
+def test_whatever_falls_short_is_in_the_reason(ledger):
+    fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=EXPERIMENT.rounds - 1)
+    ledger.write(make_run("local", 87, seed=7, rounds=EXPERIMENT.rounds, lr=0.5))
+    ledger.write(make_run("local", 87, seed=8, complete=False))
+    result = rows(ledger)
+    short = f"{EXPERIMENT.rounds - 1} rounds of {EXPERIMENT.rounds}"
+    assert f"2 of {len(EXPERIMENT.seeds)} seeds; {short}" in result.loc["fedavg", "Reason"]
+    assert "the seeds differ in lr; unfinished: seed 8" in result.loc["local", "Reason"]
+    assert result.loc["local", "Rounds"] == f"{EXPERIMENT.rounds - 1}, {EXPERIMENT.rounds}"
+    labels = {arm.key: arm.label for arm in EXPERIMENT.arms}
+    (note,) = [n for n in table(NAME, ledger).attrs["notes"] if n.startswith("Unequal seeds")]
+    assert f"{labels['local']} 3" in note and f"{labels['fedavg']} 2" in note
+
+
+def test_one_seed_has_no_spread(ledger):
+    fill(ledger, {}, seeds=(0,))
+    result = rows(ledger)
+    assert result["s.d."].isna().all() and result["Reason"].str.contains("no s.d. from one seed").all()
+    text = show(table(NAME, ledger))
+    assert "±" not in text and f"{PAPER['pfedmb']:.2f} (n = 1)" in text
+
+
+def test_a_row_that_the_paper_lacks_is_our_own_addition(ledger):
+    first, *rest = EXPERIMENT.arms
+    fill(ledger, {})
+    frame = table(replace(EXPERIMENT, arms=(replace(first, paper=None), *rest)), ledger)
+    assert frame.loc[0, "Status"] == "own addition" and math.isnan(frame.loc[0, "Gap"])
+    assert frame.loc[0, "Reason"] == "not in the paper's table"
+    assert set(frame["Status"][1:]) == {"reproduced"}
+
+
+def test_every_format_holds_every_row(ledger):
+    fill(ledger, {})
+    (ledger.folder / NAME / f"pfedmb-seed{EXPERIMENT.seeds[0]}.json").unlink()
+    frame = table(NAME, ledger)
+    text, markdown = show(frame), show(frame, "markdown")
+    for arm in EXPERIMENT.arms:
+        assert arm.label in text and arm.label in markdown
+    assert f"{PAPER['local']:.2f} ± 0.10 (n = 3)" in markdown
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(PAPER) and len({line.count("|") for line in lines}) == 1
+    for note in EXPERIMENT.deviations:
+        assert note in " ".join(text.split()) and note in markdown  # text is wrapped
+    body = text.splitlines()
+    head = next(line for line in body if line.startswith("Method"))
+    for arm in EXPERIMENT.arms:  # columns start where their heading starts
+        line = next(line for line in body if line.startswith(arm.label + " "))
+        assert line[head.index("Paper (%)") :].startswith(f"{arm.paper:.2f}")
+    back = pd.read_csv(io.StringIO(show(frame, "csv")))
+    assert list(back) == list(frame) and np.allclose(back["Gap"], frame["Gap"], atol=0.005)
+    assert back["Seeds"].tolist() == frame["Seeds"].tolist()
+
+
+def test_wrong_names_are_answered_with_the_right_ones(ledger):
+    with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1\?"):
+        table("pfedmb-tabel1", ledger)
+    with pytest.raises(InputError, match="unknown format 'html'"):
+        show(table(NAME, ledger), "html")
