@@ -1,0 +1,401 @@
+"""The command line: `pfl-lite`. Every command is a thin cover over a documented function."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pfl_lite.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PoliteGroup(TyperGroup):
+    """Bad input ends with its one sentence and exit code 2, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an `InputError` becomes a message."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            typer.echo(f"pfl-lite: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=PoliteGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Personalized federated learning: partition a data set, train a method, reproduce a paper's table.",
+)
+
+Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`)")]
+Partition = Annotated[str, typer.Option(help="iid, pairs, classes:K, dirichlet:ALPHA or shares:K:A:B")]
+Clients = Annotated[int, typer.Option(help="number of clients N")]
+Seed = Annotated[int, typer.Option(help="seed of everything random")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
+LedgerFolder = Annotated[Path | None, typer.Option("--ledger", help="folder of the results [data/results]")]
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> None:
+    """Print rows as aligned columns."""
+    rows = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise an InputError for a path that could not be written later, before any work starts."""
+    for path in paths:
+        folder = None if path is None else path.resolve().parent
+        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise InputError(
+                f"{path} cannot be written: {folder} is not a folder that exists and may be written to"
+            )
+
+
+@app.command()
+def methods() -> None:
+    """List the methods with their hyper-parameters and defaults.
+
+    Example: `pfl-lite methods`
+    """
+    from dataclasses import fields
+
+    from pfl_lite.methods import METHODS
+
+    for name, method in METHODS.items():
+        settings = " ".join(f"{field.name}={field.default}" for field in fields(method))
+        columns([(f"{name:<9}", f"{method.about}{f'  [{settings}]' if settings else ''}")])
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets: size, classes, where they come from.
+
+    Example: `pfl-lite datasets`
+    """
+    from pfl_lite.data.images import datasets as cards
+
+    columns(
+        (
+            name,
+            f"{card.train_size}+{card.test_size} images",
+            f"{card.size}x{card.size}x{card.channels}",
+            f"{len(card.classes)} classes",
+            card.title,
+        )
+        for name, card in cards().items()
+    )
+
+
+@app.command()
+def models() -> None:
+    """List the networks with their parameter counts.
+
+    Example: `pfl-lite models`
+    """
+    from pfl_lite.models import NETWORKS, make_network
+
+    shapes = {
+        "grey 28x28, 10 classes": (1, 28, 10),
+        "grey 32x32, 10": (1, 32, 10),
+        "colour 32x32, 10": (3, 32, 10),
+    }
+    for name, spec in NETWORKS.items():
+        counts = [
+            f"{make_network(name, *shape).parameters:,} ({title})"
+            for title, shape in shapes.items()
+            if spec.size in (None, shape[1])
+        ]
+        columns([(f"{name:<9}", spec.about, "; ".join(counts))])
+
+
+@app.command()
+def experiments() -> None:
+    """List the experiments: the papers' tables and figures that can be reproduced.
+
+    Example: `pfl-lite experiments`
+    """
+    from pfl_lite.experiments.protocols import EXPERIMENTS
+
+    columns(
+        (name, e.title, f"{e.rounds} rounds", ", ".join(arm.key for arm in e.arms))
+        for name, e in EXPERIMENTS.items()
+    )
+
+
+@app.command()
+def partition(
+    data: Data = "digits",
+    partition: Partition = "dirichlet:0.4",
+    clients: Clients = 10,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help=".npz of index arrays train/0, val/0, test/0, train/1, ...")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="picture of class x client counts (.png, .svg, .pdf)")
+    ] = None,
+) -> None:
+    """Share a data set out over clients and say how unlike they are.
+
+    Example: `pfl-lite partition --data digits --partition dirichlet:0.4 --clients 8 --plot clients.png`
+    """
+    from pfl_lite.data.federation import Federation
+    from pfl_lite.data.images import load
+    from pfl_lite.data.partition import partition as share_out
+    from pfl_lite.data.partition import save_partition
+
+    check_writable(out, plot)
+    images = load(data)
+    indices = share_out(images, partition, clients, seed)
+    federation = Federation.build(images, indices)
+    typer.echo(federation.summary())
+    counts = federation.class_counts("train")
+    columns(
+        [
+            ("client", "training images", "classes"),
+            *(
+                (
+                    str(i),
+                    str(int(row.sum())),
+                    " ".join(f"{images.card.classes[c]}:{int(n)}" for c, n in enumerate(row) if n),
+                )
+                for i, row in enumerate(counts)
+            ),
+        ]
+    )
+    if out is not None:
+        save_partition(out, indices)
+        typer.echo(f"wrote {out}")
+    if plot is not None:
+        from pfl_lite.plots import plot_partition
+
+        plot_partition(federation).savefig(plot)
+        typer.echo(f"wrote {plot}")
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """`["mu=0.1", "ft_epochs=5"]` as a dict; raises InputError for anything without a name and a value."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"--set takes name=value, e.g. --set mu=0.1, not '{pair}'")
+        settings[name] = value
+    return settings
+
+
+@app.command()
+def run(
+    method: Annotated[str, typer.Argument(help="a method (see `pfl-lite methods`)")],
+    data: Data = "digits",
+    model: Annotated[str, typer.Option(help="network (see `pfl-lite models`) or auto")] = "auto",
+    partition: Partition = "dirichlet:0.4",
+    clients: Clients = 10,
+    rounds: Annotated[int, typer.Option(help="communication rounds T")] = 10,
+    epochs: Annotated[int, typer.Option(help="local epochs E a round")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(help="images a mini-batch; a client's data or more is one full batch")
+    ] = 64,
+    lr: Annotated[float, typer.Option(help="local learning rate")] = 0.1,
+    momentum: Annotated[float, typer.Option(help="momentum of local SGD, fresh every round")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="weight decay of local SGD")] = 0.0,
+    participation: Annotated[
+        float, typer.Option(help="share C of the clients sampled a round, in (0, 1]")
+    ] = 1.0,
+    seed: Seed = 0,
+    engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
+    eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON with every round and the clients' final numbers")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help=".npz with initial/, global/, personal/ and state/ arrays")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="continue from this file, and keep it up to date")
+    ] = None,
+) -> None:
+    """Train one method and print how its clients do.
+
+    Examples:
+
+    `pfl-lite run fedavg --data digits --partition dirichlet:0.4 --clients 8 --rounds 20`
+
+    `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
+    """
+    check_writable(out, save, checkpoint)
+    own = parse_settings(set_ or [])
+    options = {
+        "data": data, "model": model, "partition": partition, "clients": clients, "rounds": rounds, "epochs": epochs,
+        "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+        "participation": participation, "seed": seed, "engine": engine, "device": device, "dtype": dtype,
+        "eval_every": eval_every,
+    }  # fmt: skip
+    if twice := sorted(own.keys() & options.keys()):
+        raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
+    from pfl_lite.engine.config import make_config
+    from pfl_lite.engine.rounds import Simulation
+
+    simulation = Simulation(make_config(method, **options, **own))
+    simulation.run(checkpoint=checkpoint)
+    report = simulation.report()
+    typer.echo(summary(report))
+    if out is not None:
+        from pfl_lite.files import atomic_path
+
+        with atomic_path(out) as temporary:
+            temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"wrote {out}")
+    if save is not None:
+        simulation.save_models(save)
+        typer.echo(f"wrote {save}")
+
+
+def summary(report: dict[str, Any]) -> str:
+    """A finished run in a few lines."""
+    last = report["rounds"][-1]
+    names = {"personal": "personal models", "global": "global model", "tuned": "after fine-tuning"}
+    lines = [
+        f"{report['method']}, round {last['round']}, means over {len(report['final']['test_size'])} clients:"
+    ]
+    for key, title in names.items():
+        if last.get(f"{key}_accuracy") is not None:
+            lines.append(
+                f"  {title:<18} test accuracy {100 * last[f'{key}_accuracy']:6.2f} %   loss {last[f'{key}_loss']:.4f}"
+            )
+    lines.append(
+        f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
+        f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
+    )
+    return "\n".join(lines)
+
+
+def parse_budget(text: str) -> float:
+    """`90s`, `30m` or `2h` in seconds; raises InputError for anything else."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"a budget is a number with s, m or h, e.g. 30m, not '{text}'") from error
+    if not seconds > 0:
+        raise InputError(f"a budget must be positive, not '{text}'")
+    return seconds
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="an experiment (see `pfl-lite experiments`)")],
+    methods: Annotated[str | None, typer.Option(help="rows to train, separated by commas [all]")] = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas [the protocol's]")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="fewer rounds than the protocol's; the table says so")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 1,
+    budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
+    device: Device = "auto",
+    ledger: LedgerFolder = None,
+) -> None:
+    """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
+
+    Example: `pfl-lite reproduce pfedmb-table1 --seeds 0 --workers 2 --budget 30m`
+    """
+    from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.experiments.sweep import reproduce as sweep
+
+    try:
+        numbers = None if seeds is None else [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
+        ) from error
+    written = sweep(
+        experiment,
+        methods=None if methods is None else methods.split(","),
+        seeds=numbers,
+        rounds=rounds,
+        workers=workers,
+        budget=None if budget is None else parse_budget(budget),
+        device=device,
+        ledger=Ledger(ledger),
+    )
+    typer.echo(
+        f"{len(written)} results written"
+        if written
+        else "nothing was left to do, or nothing was finished in time"
+    )
+
+
+@app.command()
+def table(
+    experiment: Annotated[str, typer.Argument(help="an experiment (see `pfl-lite experiments`)")],
+    format: Annotated[str, typer.Option(help="text, markdown or csv")] = "text",
+    ledger: LedgerFolder = None,
+) -> None:
+    """Print a paper's table beside ours, from the ledger.
+
+    Example: `pfl-lite table pfedmb-table1 --format markdown`
+    """
+    from pfl_lite.experiments import tables
+    from pfl_lite.experiments.ledger import Ledger
+
+    typer.echo(tables.show(tables.table(experiment, Ledger(ledger)), format))
+
+
+@app.command()
+def claims(
+    experiment: Annotated[str | None, typer.Argument(help="an experiment [all]")] = None,
+    ledger: LedgerFolder = None,
+) -> None:
+    """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
+
+    Example: `pfl-lite claims pfedmb-table1`
+    """
+    from pfl_lite.experiments import claims as checks
+    from pfl_lite.experiments.ledger import Ledger
+
+    typer.echo(checks.show(checks.claims(experiment, Ledger(ledger))))
+
+
+@app.command()
+def bench(
+    data: Data = "cifar10",
+    clients: Clients = 15,
+    batch_size: Annotated[int, typer.Option(help="images a mini-batch")] = 64,
+    repeats: Annotated[int, typer.Option(help="timed repeats; medians are reported")] = 3,
+    out: Annotated[Path | None, typer.Option("--json", help="write the numbers to this file")] = None,
+) -> None:
+    """Time the loop engine against a bare PyTorch loop that does the same steps, and two workers against one.
+
+    Example: `pfl-lite bench --json bench.json`
+    """
+    check_writable(out)
+    from pfl_lite.experiments.bench import bench as measure
+    from pfl_lite.experiments.bench import show
+
+    numbers = measure(data, clients=clients, batch_size=batch_size, repeats=repeats)
+    typer.echo(show(numbers))
+    if out is not None:
+        out.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,385 @@
+"""Figures in one style: who holds what, accuracy per round, accuracy per client; a method has one colour
+everywhere.
+
+Every function returns a closed `Figure`: a notebook shows it once when it is a cell's last expression, and
+`figure.savefig(...)` works as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from pfl_lite.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+
+# Okabe and Ito's palette for the methods met first, the others chosen far from them and from each other, also
+# for readers with red-green blindness (a test simulates it). So many colours cannot all be safe: markers
+# differ as well.
+METHOD_COLOURS: dict[str, str] = {
+    "local": "#6E6E6E",
+    "fedavg": "#0072B2",
+    "fedprox": "#56B4E9",
+    "pfl_ft": "#004BE1",
+    "pfl_fb": "#5A3C78",
+    "fedper": "#009E73",
+    "pfedme": "#332288",
+    "ifca": "#CC79A7",
+    "cfl": "#882255",
+    "fedfomo": "#999933",
+    "fedamp": "#84CC3F",
+    "fedem": "#B65CF0",
+    "pfedmb": "#D55E00",
+    "pfedmb_plain": "#E69F00",
+    "ditto": "#117733",
+    "apfl": "#F4A582",
+    "perfedavg": "#D200B4",
+    "scaffold": "#661100",
+    "moon": "#9678E1",
+    "fedrep": "#33C5C9",
+    "lg_fedavg": "#9CCB9C",
+    "pfedhn": "#C3001E",
+    "fedmn": "#E8175D",
+    "pfl_moe": "#6900B4",
+    "pfl_mf": "#783C3C",
+    "pfl_mfe": "#8A7A5C",
+}
+METHOD_LABELS: dict[str, str] = {
+    "local": "Local",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "pfl_ft": "PFL-FT",
+    "pfl_fb": "PFL-FB",
+    "fedper": "FedPer",
+    "pfedme": "pFedMe",
+    "ifca": "IFCA",
+    "cfl": "Clustered FL",
+    "fedfomo": "FedFomo",
+    "fedamp": "FedAMP",
+    "fedem": "FedEM",
+    "pfedmb": "pFedMB",
+    "pfedmb_plain": "pFedMB, eq. 6",
+    "ditto": "Ditto",
+    "apfl": "APFL",
+    "perfedavg": "Per-FedAvg",
+    "scaffold": "SCAFFOLD",
+    "moon": "MOON",
+    "fedrep": "FedRep",
+    "lg_fedavg": "LG-FedAvg",
+    "pfedhn": "pFedHN",
+    "fedmn": "FedMN",
+    "pfl_moe": "PFL-MoE",
+    "pfl_mf": "PFL-MF",
+    "pfl_mfe": "PFL-MFE",
+}
+_MARKERS = "osD^vPX<>"
+
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 110,
+    "savefig.dpi": "figure",
+    "figure.constrained_layout.use": True,
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 11,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#4D4D4D",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 5.5,
+}
+
+
+def use_style() -> None:
+    """Make every figure drawn from now on look like those of this module."""
+    plt.rcParams.update(STYLE)
+
+
+def colour(method: str) -> str:
+    """The colour of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); black for anything
+    else.
+    """
+    return METHOD_COLOURS.get(_method_of(method), "#000000")
+
+
+def label(method: str) -> str:
+    """The name of a method as the papers write it; other names stay as they are."""
+    return METHOD_LABELS.get(method.replace("-", "_"), method)
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """Anything that counts images by client and class; `pfl_lite.data.federation.Federation` is one."""
+
+    def class_counts(self, split: str = "train") -> ArrayLike: ...
+
+
+def plot_partition(
+    federation: Counted | ArrayLike,
+    *,
+    split: str = "train",
+    kind: str = "bubbles",
+    classes: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw who holds what: images a client above, and a client x class picture of the counts below.
+
+    `federation` is a Federation or an array of counts [clients, classes]. `kind` is `bubbles` (area
+    proportional to the number of images) or `bars` (one stacked bar a client). Raises InputError for another
+    kind or shape.
+    """
+    if kind not in ("bubbles", "bars"):
+        raise InputError(f"the kind of a partition's picture must be bubbles or bars, not '{kind}'")
+    counts = np.asarray(federation.class_counts(split) if isinstance(federation, Counted) else federation)
+    if counts.ndim != 2 or counts.size == 0 or counts.min() < 0 or counts.max() == 0:
+        raise InputError("a partition's picture needs counts [clients, classes] with at least one image")
+    if classes is None and (card := getattr(federation, "card", None)) is not None:
+        classes = card.classes
+    names = list(classes) if classes is not None else [str(c) for c in range(counts.shape[1])]
+    if len(names) != counts.shape[1]:
+        raise InputError(f"{len(names)} class names do not fit {counts.shape[1]} classes")
+    images = {"train": "training images", "val": "validation images", "test": "test images"}.get(
+        split, "images"
+    )
+    with plt.rc_context(STYLE):
+        figure = _bubbles(counts, names, images) if kind == "bubbles" else _bars(counts, names, images)
+        if title:
+            figure.suptitle(title, fontweight="bold")
+    plt.close(figure)
+    return figure
+
+
+def plot_curves(
+    frame: pd.DataFrame,
+    *,
+    quantity: str | None = None,
+    percent: bool = True,
+    ylabel: str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
+
+    `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
+    (averaged over) and `quantity` (to choose from with the argument). Fractions are shown as percentages
+    unless `percent` is off. Raises InputError for missing columns or an unclear quantity.
+    """
+    frame, by = _tidy(frame, quantity, ("round", "value"))
+    keys = [by, "round"]
+    seeds = frame["seed"].nunique() if "seed" in frame else 1
+    if "seed" in frame:
+        frame = frame.groupby([*keys, "seed"], sort=False)["value"].mean().reset_index()
+    table = frame.groupby(keys)["value"].agg(["mean", "min", "max"] if "seed" in frame else ["mean"])
+    scale = 100 if percent else 1
+    methods = frame[by].drop_duplicates().tolist()
+    last = {name: table.loc[name]["mean"].iloc[-1] for name in methods}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.6, 4.2))
+        for name in sorted(
+            methods, key=lambda each: -last[each]
+        ):  # the legend in the order of the lines' ends
+            rows = table.loc[name] * scale
+            style: dict[str, Any] = {
+                "color": colour(name),
+                "marker": _marker(name),
+                "markevery": max(1, len(rows) // 8),
+            }
+            axes.plot(rows.index, rows["mean"], label=label(name), **style)
+            if seeds > 1:
+                axes.fill_between(
+                    rows.index, rows["min"], rows["max"], color=colour(name), alpha=0.18, linewidth=0
+                )
+        axes.set_xlabel("round")
+        axes.set_ylabel(ylabel or ("mean test accuracy of the clients (%)" if percent else "value"))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        note = f"band: lowest to\nhighest of {seeds} seeds" if seeds > 1 else None
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.01, 1), title=note, title_fontsize=9, alignment="left"
+        )
+        if title:
+            axes.set_title(title)
+    plt.close(figure)
+    return figure
+
+
+def plot_clients(
+    frame: pd.DataFrame,
+    *,
+    quantity: str | None = None,
+    sort_by: str | None = None,
+    percent: bool = True,
+    ylabel: str | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw one dot a client and method, clients sorted by one method (`sort_by`, the first if not given).
+
+    `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity`
+    (to choose from) and `round` (the last is taken). Marks at the right edge are the unweighted means over
+    clients. Raises InputError for missing columns, an unclear quantity or a `sort_by` that is not in the
+    frame.
+    """
+    frame, by = _tidy(frame, quantity, ("client", "value"))
+    if "round" in frame:
+        frame = frame[frame["round"] == frame.groupby(by)["round"].transform("max")]
+    methods = frame[by].drop_duplicates().tolist()
+    sort_by = sort_by or methods[0]
+    if sort_by not in methods:
+        raise InputError(f"sort_by must be one of {', '.join(methods)}, not '{sort_by}'")
+    table = frame.groupby(["client", by])["value"].mean().unstack(by).sort_values(sort_by)
+    table = table * (100 if percent else 1)
+    position = np.arange(len(table))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(float(np.clip(0.24 * len(table) + 5, 8.4, 12)), 4.2))
+        axes.vlines(position, table.min(axis=1), table.max(axis=1), color="#D0D0D0", linewidth=1.2, zorder=1)
+        for name in sorted(methods, key=lambda each: -table[each].mean()):
+            style: dict[str, Any] = {"color": colour(name), "marker": _marker(name), "zorder": 3}
+            mean = table[name].mean()
+            text = f"{label(name)} (mean {mean:.1f})" if percent else f"{label(name)} (mean {mean:.3g})"
+            axes.plot(position, table[name], linestyle="none", label=text, alpha=0.9, **style)
+        clients = [str(client) for client in table.index]
+        if len(clients) <= 30:
+            axes.set_xticks(position, clients)
+            axes.set_xlabel(f"client (sorted by {label(sort_by)})")
+        else:
+            axes.set_xlabel(f"clients, sorted by {label(sort_by)}")
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel(ylabel or ("test accuracy (%)" if percent else "value"))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.03, 1))
+        if title:
+            axes.set_title(title)
+    plt.close(figure)
+    return figure
+
+
+def _method_of(name: str) -> str:
+    """The longest method name that `name` starts with, or `name`."""
+    name = name.replace("-", "_")
+    starts = [
+        method for method in METHOD_COLOURS if name == method or name.startswith((f"{method}_", f"{method}+"))
+    ]
+    return max(starts, key=len, default=name)
+
+
+def _marker(method: str) -> str:
+    order = list(METHOD_COLOURS)
+    name = _method_of(method)
+    return _MARKERS[order.index(name) % len(_MARKERS)] if name in order else "*"
+
+
+def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:
+    """The rows of one quantity, and the column that tells methods apart."""
+    by = "arm" if "arm" in frame else "method"
+    missing = [name for name in (*needed, by) if name not in frame]
+    if missing:
+        raise InputError(
+            f"the table to plot has no column {', '.join(missing)}; its columns: {', '.join(map(str, frame))}"
+        )
+    if "quantity" in frame:
+        found = frame["quantity"].drop_duplicates().tolist()
+        if quantity is None and len(found) > 1:
+            raise InputError(f"choose the quantity to plot: {', '.join(map(str, found))}")
+        if quantity is not None:
+            frame = frame[frame["quantity"] == quantity]
+            if frame.empty:
+                raise InputError(f"the table to plot holds {', '.join(map(str, found))}, not '{quantity}'")
+    frame = frame.dropna(subset=["value"])  # a client without test images has no accuracy
+    if frame.empty:
+        raise InputError("the table to plot has no rows with a value")
+    return frame, by
+
+
+def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
+    clients, classes = counts.shape
+    size = float(np.clip(0.3 * clients + 2.6, 6.4, 12)), float(np.clip(0.24 * classes + 2.2, 3.6, 10))
+    heights = [0.9, size[1] - 1.7]
+    figure, (top, main) = plt.subplots(2, 1, figsize=size, sharex=True, height_ratios=heights)
+    top.bar(np.arange(clients), counts.sum(axis=1), color="#9AA5B1", width=0.7)
+    top.set_ylabel("images")
+    top.grid(axis="x", visible=False)
+    top.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    top.tick_params(axis="x", length=0)
+
+    # The largest bubble fills its cell; labels, legend and the bars above take the rest of the figure.
+    cell = 72 * min((size[0] - 2.4) / clients, (size[1] - 1.9) / classes)
+    largest = counts.max()
+    biggest = max(cell * 0.95, 3.0) ** 2
+    client, number = np.nonzero(counts)
+    area = biggest * counts[client, number] / largest
+    main.scatter(client, number, s=area, color="#0072B2", linewidth=0, clip_on=False)
+    main.set_xlim(-0.6, clients - 0.4)
+    main.set_ylim(classes - 0.4, -0.6)
+    main.set_xlabel("client")
+    main.set_ylabel("class")
+    _number_clients(main, clients)
+    if classes <= 26:
+        main.set_yticks(np.arange(classes), names)
+    else:
+        main.yaxis.set_major_locator(MaxNLocator(11, integer=True))
+    steps = sorted(
+        {int(n) for n in (_round_number(largest / 10), _round_number(largest / 3), largest) if n >= 1}
+    )
+    handles = [
+        Line2D([], [], linestyle="none", marker="o", markeredgewidth=0, color="#0072B2", label=f"{n:,}",
+               markersize=float(np.sqrt(biggest * n / largest)))
+        for n in steps
+    ]  # fmt: skip
+    main.legend(handles=handles, title=images, loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.0)
+    return figure
+
+
+def _bars(counts: np.ndarray, names: list[str], images: str) -> Figure:
+    clients, classes = counts.shape
+    figure, axes = plt.subplots(figsize=(float(np.clip(0.25 * clients + 3.6, 6.4, 12)), 4.2))
+    palette = plt.get_cmap("tab10" if classes <= 10 else "turbo")
+    bottom = np.zeros(clients)
+    for c in range(classes):
+        shade = palette(c) if classes <= 10 else palette(c / (classes - 1))
+        axes.bar(np.arange(clients), counts[:, c], bottom=bottom, color=shade, width=0.85, label=names[c])
+        bottom += counts[:, c]
+    axes.set_xlabel("client")
+    axes.set_ylabel(images)
+    axes.set_xlim(-0.6, clients - 0.4)
+    _number_clients(axes, clients)
+    axes.grid(axis="x", visible=False)
+    if classes <= 26:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), title="class", reverse=True, ncols=1 + (classes > 13)
+        )
+    else:
+        scale = plt.cm.ScalarMappable(cmap=palette, norm=plt.Normalize(0, classes - 1))
+        figure.colorbar(scale, ax=axes, label="class")
+    return figure
+
+
+def _number_clients(axes: Axes, clients: int) -> None:
+    if clients <= 20:
+        axes.set_xticks(np.arange(clients))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
+
+
+def _round_number(value: float) -> float:
+    """The nearest of 1, 2, 5, 10, 20, 50, ... below or at `value`; 0 below 1."""
+    if value < 1:
+        return 0
+    power = 10 ** np.floor(np.log10(value))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= value))

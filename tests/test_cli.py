@@ -1,0 +1,167 @@
+"""The command line: what it prints and writes, and how it answers bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from pfl_lite.cli import app, parse_budget
+from pfl_lite.engine.rounds import load_model
+from pfl_lite.errors import InputError
+from pfl_lite.methods import METHODS
+from pfl_lite.models import make_network
+
+EIGHT = [
+    "--data",
+    "digits",
+    "--partition",
+    "dirichlet:0.4",
+    "--clients",
+    "8",
+    "--rounds",
+    "3",
+    "--dtype",
+    "float64",
+]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def losses(tmp_path: Path, *arguments: object) -> np.ndarray:
+    out = tmp_path / "run.json"
+    result = call("run", *arguments, *EIGHT, "--out", out)
+    assert result.exit_code == 0, result.output
+    return np.array(json.loads(out.read_text())["final"]["test_loss"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pfedmb", "--set", "branches=1"],
+        ["pfedmb", "--set", "branches=1", "--set", "aggregation=plain"],
+        ["fedprox", "--set", "mu=0"],
+        ["fedper", "--set", "head=none"],
+    ],
+)
+def test_equal_to_fedavg(arguments: list[str], tmp_path: Path) -> None:
+    assert losses(tmp_path, *arguments) == pytest.approx(losses(tmp_path, "fedavg"), abs=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_engines_agree(method: str, tmp_path: Path) -> None:
+    loop, batched = (losses(tmp_path, method, "--engine", engine) for engine in ("loop", "vmap"))
+    assert loop == pytest.approx(batched, abs=1e-9)
+
+
+def test_run_writes_what_it_promises(tmp_path: Path) -> None:
+    out, save = tmp_path / "run.json", tmp_path / "models.npz"
+    result = call(
+        "run", "pfedmb", *EIGHT, "--set", "branches=2", "--set", "ft_epochs=1", "--out", out, "--save", save
+    )
+    assert result.exit_code == 0 and "after fine-tuning" in result.output
+    report: dict[str, Any] = json.loads(out.read_text())
+    assert report["method"] == "pfedmb" and report["config"]["method"]["branches"] == 2 and report["complete"]
+    assert [entry["round"] for entry in report["rounds"]] == [0, 1, 2, 3]
+    last = report["rounds"][-1]
+    assert {"personal_accuracy", "personal_loss", "floats_up", "floats_down"} <= last.keys()
+    final = report["final"]
+    assert all(len(final[name]) == 8 for name in ("test_accuracy", "test_loss", "train_size", "test_size"))
+    assert last["tuned_accuracy"] == pytest.approx(np.mean(final["test_accuracy"]))
+    assert report["images_per_second"] > 0 and {"torch", "pfl_lite"} <= report["versions"].keys()
+    module = load_model(
+        save, make_network("small_cnn", 1, 8, 10, dtype=__import__("torch").float64), client=0
+    )
+    assert sum(p.numel() for p in module.parameters()) == 3_658
+
+
+def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None:
+    out, plot = tmp_path / "parts.npz", tmp_path / "parts.png"
+    result = call("partition", "--clients", 4, "--partition", "classes:3", "--out", out, "--plot", plot)
+    assert result.exit_code == 0 and "label distance" in result.output and plot.stat().st_size > 5_000
+    with np.load(out) as file:
+        assert set(file.files) == {f"{split}/{i}" for split in ("train", "val", "test") for i in range(4)}
+        rows = np.concatenate([file[f"{split}/{i}"] for split in ("train", "val") for i in range(4)])
+    assert len(rows) == len(set(rows.tolist()))
+
+
+@pytest.mark.parametrize("command", ["methods", "datasets", "models", "experiments"])
+def test_lists(command: str) -> None:
+    result = call(command)
+    assert result.exit_code == 0
+    firsts = [line.split()[0] for line in result.output.splitlines()]
+    known = {"methods": "pfedmb", "datasets": "glyphs", "models": "lenet", "experiments": "pfedmb-table1"}
+    assert known[command] in firsts
+    if command == "models":
+        assert "62,006" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "pfedm"], "did you mean pfedmb"),
+        (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
+        (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
+        (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
+        (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
+        (["run", "fedavg", "--set", "lr=3"], "use --lr"),
+        (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
+        (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
+        (["run", "fedavg", "--partition", "classes:11"], "classes"),
+        (["run", "fedavg", "--partition", "shards:2"], "did you mean shares"),
+        (["run", "fedavg", "--clients", "100000"], "100000"),
+        (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
+        (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
+        (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
+        (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table1"),
+        (["reproduce", "pfedmb-table1", "--methods", "fedavgg"], "did you mean fedavg"),
+        (["reproduce", "pfedmb-table1", "--budget", "soon"], "e.g. 30m"),
+        (["reproduce", "pfedmb-table1", "--seeds", "a"], "whole numbers"),
+        (["table", "pfedmb-table1", "--format", "latex"], "markdown"),
+        (["claims", "pfedmb"], "did you mean pfedmb-table1"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr and result.stderr.startswith("pfl-lite: ")
+    assert len(result.stderr.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_missing_data_without_a_network_names_the_file_and_two_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PFL_LITE_DATA", str(tmp_path / "none"))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(OSError("no network")))
+    result = call("run", "fedavg", "--data", "cifar10", "--partition", "pairs")
+    assert result.exit_code == 2 and "cifar10.npz" in result.stderr
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "10", "-3m", "0s", "1d"])
+def test_bad_budgets(text: str) -> None:
+    with pytest.raises(InputError, match="budget"):
+        parse_budget(text)
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys; from pfl_lite.cli import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,234 @@
+"""Figures: what they show is read back from their artists; colours are far apart, for every kind of eye."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from pfl_lite import plots
+from pfl_lite.errors import InputError
+
+COUNTS = np.array([[40, 0, 10], [0, 5, 25], [90, 10, 0], [1, 2, 3]])
+# Machado, Oliveira and Fernandes (2009), severity 1, in linear RGB.
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.01182, 0.04294, 0.968881],
+]
+
+
+def drawn(figure: Figure) -> bytes:
+    """The figure as a PNG; drawing it finds what only goes wrong then."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    assert buffer.getvalue().startswith(b"\x89PNG")
+    return buffer.getvalue()
+
+
+def runs(seeds: int = 3) -> pd.DataFrame:
+    rows = [
+        (method, seed, r, client, quantity, level + 0.01 * seed + 0.02 * r + 0.1 * client)
+        for method, level in (("local", 0.3), ("pfedmb-plain", 0.5), ("pfedmb", 0.4))
+        for seed in range(seeds)
+        for r in range(5)
+        for client in range(4)
+        for quantity in ("tuned", "personal")
+    ]
+    return pd.DataFrame(rows, columns=["arm", "seed", "round", "client", "quantity", "value"])
+
+
+def lab(linear: np.ndarray) -> np.ndarray:
+    """CIELAB of linear RGB colours [n, 3]."""
+    to_xyz = np.array(
+        [
+            [0.4124564, 0.3575761, 0.1804375],
+            [0.2126729, 0.7151522, 0.072175],
+            [0.0193339, 0.119192, 0.9503041],
+        ]
+    )
+    xyz = np.clip(linear, 0, 1) @ to_xyz.T / np.array([0.95047, 1, 1.08883])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116).T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+def nearest(colours: np.ndarray) -> float:
+    distance = np.linalg.norm(colours[:, None] - colours[None, :], axis=2)
+    return float(distance[~np.eye(len(colours), dtype=bool)].min())
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    assert set(plots.METHOD_COLOURS) == set(plots.METHOD_LABELS)
+    assert len(set(plots.METHOD_LABELS.values())) == len(plots.METHOD_LABELS)
+    assert plots.METHOD_COLOURS["fedavg"] == "#0072B2" and plots.METHOD_COLOURS["pfedmb"] == "#D55E00"
+    red, green, blue = to_rgb(plots.METHOD_COLOURS["local"])
+    assert red == green == blue
+    rgb = np.array([to_rgb(value) for value in plots.METHOD_COLOURS.values()])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    assert nearest(lab(linear)) > 18
+    first = [
+        list(plots.METHOD_COLOURS).index(name) for name in ("local", "fedavg", "fedper", "fedprox", "pfedmb")
+    ]
+    for blindness in (PROTANOPIA, DEUTERANOPIA):
+        assert nearest(lab(linear @ np.array(blindness).T)) > 6
+        assert nearest(lab(linear[first] @ np.array(blindness).T)) > 12
+    contrast = 1.05 / (linear @ np.array([0.2126, 0.7152, 0.0722]) + 0.05)
+    assert contrast.min() > 1.8  # every line is visible on white
+
+
+def test_arms_are_coloured_as_their_method() -> None:
+    assert plots.colour("pfedmb-plain") == plots.METHOD_COLOURS["pfedmb_plain"]
+    assert plots.colour("fedavg+ft") == plots.colour("fedavg-20-epochs") == plots.METHOD_COLOURS["fedavg"]
+    assert plots.colour("fedavgish") == plots.colour("oracle") == "#000000"
+    assert plots.label("pfedmb-plain") == "pFedMB, eq. 6" and plots.label("lg_fedavg") == "LG-FedAvg"
+    assert plots.label("oracle") == "oracle"
+
+
+def test_use_style_changes_figures_to_come() -> None:
+    with plt.rc_context():
+        plots.use_style()
+        assert plt.rcParams["figure.dpi"] == 110 and plt.rcParams["figure.constrained_layout.use"]
+
+
+def test_bubbles_have_the_area_of_the_counts() -> None:
+    figure = plots.plot_partition(COUNTS, classes=("cat", "dog", "owl"), title="Who holds what")
+    drawn(figure)
+    top, main = figure.axes
+    assert [bar.get_height() for bar in top.patches] == COUNTS.sum(axis=1).tolist()
+    (bubbles,) = main.collections
+    areas = {
+        (int(x), int(y)): area
+        for (x, y), area in zip(bubbles.get_offsets(), bubbles.get_sizes(), strict=True)
+    }
+    assert set(areas) == {(client, c) for client, c in np.argwhere(COUNTS > 0)}
+    for (client, c), area in areas.items():
+        assert area / areas[2, 0] == pytest.approx(COUNTS[client, c] / 90)
+    assert main.get_xlabel() == "client" and main.get_ylabel() == "class" and top.get_ylabel() == "images"
+    assert [tick.get_text() for tick in main.get_yticklabels()] == ["cat", "dog", "owl"]
+    legend = main.get_legend()
+    assert legend.get_title().get_text() == "training images"
+    assert [text.get_text() for text in legend.get_texts()] == ["5", "20", "90"]
+    largest = main.get_legend().get_lines()[-1].get_markersize() ** 2
+    assert largest == pytest.approx(areas[2, 0])
+
+
+def test_bars_are_stacked_to_the_sizes() -> None:
+    figure = plots.plot_partition(COUNTS, kind="bars", split="test")
+    drawn(figure)
+    (axes,) = figure.axes
+    tops = np.zeros(4)
+    for c, bars in enumerate(axes.containers):
+        assert [bar.get_height() for bar in bars] == COUNTS[:, c].tolist()
+        tops = np.maximum(tops, [bar.get_y() + bar.get_height() for bar in bars])
+    assert tops.tolist() == COUNTS.sum(axis=1).tolist()
+    assert axes.get_ylabel() == "test images"
+
+
+def test_a_federation_is_asked_for_its_counts() -> None:
+    def class_counts(split: str = "train") -> np.ndarray:
+        return COUNTS if split == "val" else COUNTS[::-1]
+
+    federation = SimpleNamespace(class_counts=class_counts, card=SimpleNamespace(classes=("x", "y", "z")))
+    top, main = plots.plot_partition(federation, split="val").axes
+    assert [bar.get_height() for bar in top.patches] == COUNTS.sum(axis=1).tolist()
+    assert main.get_legend().get_title().get_text() == "validation images"
+    assert [tick.get_text() for tick in main.get_yticklabels()] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("kind", ["bubbles", "bars"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 62), (60, 10), (9, 100)])
+def test_any_size_can_be_drawn(shape: tuple[int, int], kind: str) -> None:
+    counts = np.random.default_rng(0).integers(0, 50, shape) + 1
+    drawn(plots.plot_partition(counts, kind=kind))
+
+
+def test_curves_are_means_and_bands_are_extremes() -> None:
+    figure = plots.plot_curves(runs(), quantity="tuned", title="Five pairs")
+    drawn(figure)
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines) == ["pFedMB, eq. 6", "pFedMB", "Local"]  # in the order of the lines' ends
+    line = lines["pFedMB"]
+    assert line.get_color() == plots.METHOD_COLOURS["pfedmb"]
+    assert np.allclose(line.get_xdata(), range(5))
+    # value at round 2: 0.4 + 0.01 (mean of seeds 0..2) + 0.04 + 0.15 (mean of clients 0..3)
+    assert line.get_ydata()[2] == pytest.approx(60.0)
+    band = axes.collections[1].get_paths()[0].vertices
+    at_two = band[band[:, 0] == 2, 1]
+    assert at_two.min() == pytest.approx(59.0) and at_two.max() == pytest.approx(61.0)
+    assert axes.get_xlabel() == "round" and "%" in axes.get_ylabel()
+    assert "3 seeds" in axes.get_legend().get_title().get_text()
+
+
+def test_curves_of_one_seed_have_no_band() -> None:
+    table = runs(seeds=1).query("quantity == 'tuned'").drop(columns=["quantity", "seed", "client"])
+    (axes,) = plots.plot_curves(table.rename(columns={"arm": "method"}), percent=False, ylabel="loss").axes
+    assert not axes.collections and axes.get_ylabel() == "loss"
+    assert axes.lines[-1].get_ydata()[0] == pytest.approx(0.45)
+
+
+def test_clients_are_sorted_and_the_last_round_counts() -> None:
+    table = runs()
+    table.loc[(table["arm"] == "local") & (table["client"] == 3), "value"] -= 0.25  # between clients 0 and 1
+    figure = plots.plot_clients(table, quantity="tuned", sort_by="local")
+    drawn(figure)
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "3", "1", "2"]
+    dots = {line.get_label().split(" (")[0]: line.get_ydata() for line in axes.lines}
+    assert np.allclose(
+        dots["Local"], [39, 44, 49, 59]
+    )  # 0.3 + 0.01 + 0.08 + 0.1 * client, less 0.25 for client 3
+    assert np.allclose(dots["pFedMB"], [49, 79, 59, 69])
+    assert "pFedMB (mean 64.0)" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert axes.get_xlabel() == "client (sorted by Local)"
+
+
+def test_a_client_without_a_value_is_left_out() -> None:
+    table = pd.DataFrame({"method": "local", "client": [0, 1], "value": [0.5, np.nan]})
+    (axes,) = plots.plot_clients(table).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0"]
+
+
+def test_figures_are_closed() -> None:
+    before = plt.get_fignums()
+    plots.plot_partition(COUNTS)
+    plots.plot_curves(runs(), quantity="tuned")
+    plots.plot_clients(runs(), quantity="tuned")
+    assert plt.get_fignums() == before
+
+
+def test_what_cannot_be_drawn() -> None:
+    for counts in (np.zeros((2, 2)), np.array([1, 2]), np.array([[1, -1]]), np.zeros((0, 3))):
+        with pytest.raises(InputError, match="at least one image"):
+            plots.plot_partition(counts)
+    with pytest.raises(InputError, match="bubbles or bars"):
+        plots.plot_partition(COUNTS, kind="pie")
+    with pytest.raises(InputError, match="2 class names"):
+        plots.plot_partition(COUNTS, classes=("a", "b"))
+    with pytest.raises(InputError, match="tuned, personal"):
+        plots.plot_curves(runs())
+    with pytest.raises(InputError, match="not 'loss'"):
+        plots.plot_curves(runs(), quantity="loss")
+    with pytest.raises(InputError, match="no column round"):
+        plots.plot_curves(runs().drop(columns="round"), quantity="tuned")
+    with pytest.raises(InputError, match="no column method"):
+        plots.plot_clients(pd.DataFrame({"client": [0], "value": [1.0]}))
+    with pytest.raises(InputError, match="sort_by"):
+        plots.plot_clients(runs(), quantity="tuned", sort_by="fedavg")
+    with pytest.raises(InputError, match="no rows"):
+        plots.plot_clients(pd.DataFrame({"method": ["local"], "client": [0], "value": [np.nan]}))
