@@ -1,0 +1,71 @@
+"""Chapters as they are stored: complete, in order, without an error, and small enough to read and to review.
+
+nbval compares nothing for a cell that was never run, so this is what makes `make test` mean something.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BOOK = Path(__file__).resolve().parent.parent / "book"
+CHAPTERS = sorted(BOOK.glob("*.ipynb"))
+
+
+def cells(chapter: Path, kind: str = "code") -> list[dict[str, Any]]:
+    """The cells of one kind, without empty ones."""
+    notebook = json.loads(chapter.read_text(encoding="utf-8"))
+    return [
+        cell for cell in notebook["cells"] if cell["cell_type"] == kind and "".join(cell["source"]).strip()
+    ]
+
+
+def text(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def test_there_are_chapters() -> None:
+    assert CHAPTERS, "book/ holds no notebook, so the tests of this file would check nothing"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+class TestChapter:
+    def test_every_cell_ran_in_order(self, chapter: Path) -> None:
+        counts = [cell["execution_count"] for cell in cells(chapter)]
+        assert counts == list(range(1, len(counts) + 1)), f"run it again: make chapters NAMES={chapter.stem}"
+
+    def test_no_cell_failed(self, chapter: Path) -> None:
+        for number, cell in enumerate(cells(chapter), start=1):
+            allowed = "raises-exception" in cell["metadata"].get("tags", [])
+            errors = [out.get("ename") for out in cell["outputs"] if out["output_type"] == "error"]
+            assert allowed or not errors, f"code cell {number} stored the error {errors}"
+
+    def test_is_small(self, chapter: Path) -> None:
+        assert chapter.stat().st_size < 500_000, f"{chapter.stat().st_size / 1000:.0f} kB: draw or print less"
+
+    def test_name_survives_in_an_address(self, chapter: Path) -> None:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", chapter.stem)
+
+    def test_code_of_solutions_is_tagged(self, chapter: Path) -> None:
+        notebook = json.loads(chapter.read_text(encoding="utf-8"))
+        inside = False
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                # A gate may open and close several times; the last one of the cell decides.
+                for gate in re.findall(r"\{solution-(start|end)\}", text(cell)):
+                    inside = gate == "start"
+            elif text(cell).strip():
+                tagged = "solution" in cell["metadata"].get("tags", [])
+                assert tagged == inside, (
+                    f"tag 'solution' {'missing' if inside else 'outside a solution'}: {text(cell)[:60]!r}"
+                )
+        assert not inside, "a solution-start without its solution-end"
+
+    def test_tells_what_it_needs_and_teaches(self, chapter: Path) -> None:
+        prose = "\n".join(text(cell) for cell in cells(chapter, "markdown")).lower()
+        for part in ("what you will learn", "before you start", "what you learned", "{exercise"):
+            assert part in prose, f"the chapter has no '{part}'"

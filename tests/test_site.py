@@ -1,0 +1,139 @@
+"""The site as a reader gets it: no warning, no broken link, nothing from other hosts, words for pictures."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup, Tag
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHER_HOST = re.compile(r"^(https?:)?//", re.IGNORECASE)
+# What a browser loads by itself, as opposed to a link that a reader follows.
+LOADED = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "embed"), "src")
+LOADED |= {"link": "href", "object": "data"}
+NOT_LOADED_LINKS = {"canonical", "next", "prev", "search", "index", "genindex", "author", "license"}
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The site, built once, and what the build said."""
+    output = tmp_path_factory.mktemp("site") / "html"
+    command = [sys.executable, str(ROOT / "tools/build_site.py"), "--output", str(output)]
+    return output, subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def site(built: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    output, process = built
+    assert process.returncode == 0, process.stdout[-3000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> dict[Path, BeautifulSoup]:
+    """Every page, parsed (the theme leaves templates of its own in _static, which are no pages)."""
+    paths = [path for path in site.rglob("*.html") if "_static" not in path.relative_to(site).parts]
+    return {path: BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser") for path in paths}
+
+
+def links(soup: BeautifulSoup) -> Iterator[str]:
+    """Addresses of links, pictures, scripts and styles of a page."""
+    for tag in soup.find_all(True):
+        for attribute in ("href", "src"):
+            if value := tag.get(attribute):
+                yield str(value)
+
+
+def anchors(soup: BeautifulSoup) -> set[str]:
+    named = {str(tag["id"]) for tag in soup.find_all(id=True)}
+    return named | {str(tag["name"]) for tag in soup.find_all("a", attrs={"name": True})}
+
+
+def loaded(soup: BeautifulSoup) -> Iterator[str]:
+    """What a browser fetches when it opens the page."""
+    for name, attribute in LOADED.items():
+        for tag in soup.find_all(name):
+            if name == "link" and set(tag.get("rel") or []) & NOT_LOADED_LINKS:
+                continue
+            if value := tag.get(attribute):
+                yield str(value)
+    for style in soup.find_all("style"):
+        yield from re.findall(r"(?:url\(|@import\s+)\s*['\"]?([^'\")\s]+)", style.get_text())
+
+
+def test_builds_without_a_warning(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    output, process = built
+    assert process.returncode == 0, process.stdout[-3000:]
+    assert not re.search(r"WARNING|ERROR", process.stdout), process.stdout[-3000:]
+    assert (output / "intro.html").is_file()
+
+
+def test_internal_links_lead_somewhere(site: Path, pages: dict[Path, BeautifulSoup]) -> None:
+    known = {path: anchors(soup) for path, soup in pages.items()}
+    broken = []
+    for path, soup in pages.items():
+        if path.name in {"search.html"}:  # filled by its script
+            continue
+        for link in links(soup):
+            parts = urlsplit(link)
+            if parts.scheme or OTHER_HOST.match(link):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists() or (
+                parts.fragment and target in known and unquote(parts.fragment) not in known[target]
+            ):
+                broken.append(f"{path.name}: {link}")
+    assert not broken, "\n".join(sorted(set(broken)))
+
+
+def test_pages_load_nothing_from_other_hosts(pages: dict[Path, BeautifulSoup]) -> None:
+    foreign = [
+        f"{path.name}: {value}"
+        for path, soup in pages.items()
+        for value in loaded(soup)
+        if OTHER_HOST.match(value)
+    ]
+    assert not foreign, "\n".join(sorted(set(foreign)))
+
+
+def test_styles_load_nothing_from_other_hosts(site: Path) -> None:
+    foreign = []
+    for sheet in site.rglob("*.css"):
+        content = re.sub(r"/\*.*?\*/", "", sheet.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for value in re.findall(r"(?:url\(|@import\s+)\s*['\"]?([^'\")\s]+)", content):
+            if OTHER_HOST.match(value):
+                foreign.append(f"{sheet.name}: {value}")
+    assert not foreign, "\n".join(foreign)
+
+
+def test_pages_are_light(pages: dict[Path, BeautifulSoup]) -> None:
+    heavy = {path.name: path.stat().st_size for path in pages if path.stat().st_size >= 2_000_000}
+    assert not heavy
+
+
+def test_pictures_speak(pages: dict[Path, BeautifulSoup]) -> None:
+    silent = []
+    for path, soup in pages.items():
+        for image in soup.find_all("img"):
+            alternative = str(image.get("alt") or "").strip()
+            # Sphinx falls back to the file's name, which tells a listener nothing.
+            if (
+                len(alternative) < 5
+                or re.search(r"\.(png|svg|jpe?g)$", alternative)
+                or alternative.startswith("_images")
+            ):
+                silent.append(f"{path.name}: {image.get('src', '')[:80]}")
+    assert not silent, "\n".join(silent)
+
+
+def test_every_page_has_one_title(pages: dict[Path, BeautifulSoup]) -> None:
+    for path, soup in pages.items():
+        article = soup.find("article")
+        if isinstance(article, Tag) and path.parent.name != "_modules":
+            assert len(article.find_all("h1")) == 1, path.name
