@@ -26,6 +26,12 @@ class PoliteGroup(TyperGroup):
         except InputError as error:
             typer.echo(f"pfl-lite: {error}", err=True)
             raise typer.Exit(2) from error
+        except KeyboardInterrupt as error:
+            typer.echo(
+                "pfl-lite: interrupted; with --checkpoint the same command goes on from the last round",
+                err=True,
+            )
+            raise typer.Exit(130) from error
 
 
 app = typer.Typer(

@@ -97,9 +97,9 @@ def test_stopped_and_resumed_is_bit_equal(federation: Any, method: str, tmp_path
     )
 
 
-def test_a_deadline_stops_between_rounds_and_the_checkpoint_goes_on(federation: Any, tmp_path: Path) -> None:
+def test_a_stop_comes_between_rounds_and_the_checkpoint_goes_on(federation: Any, tmp_path: Path) -> None:
     sim = simulation(federation)
-    assert not sim.run(checkpoint=tmp_path / "run.pt", deadline=0.0) and sim.round == 0
+    assert not sim.run(checkpoint=tmp_path / "run.pt", stop=lambda: True) and sim.round == 0
     assert sim.run(checkpoint=tmp_path / "run.pt") and sim.round == sim.config.rounds
 
 

@@ -205,13 +205,17 @@ class Simulation:
     # ---- the whole run --------------------------------------------------------------------------------------------
 
     def run(
-        self, *, checkpoint: Path | None = None, deadline: float | None = None, progress: bool | None = None
+        self,
+        *,
+        checkpoint: Path | None = None,
+        stop: Callable[[], bool] | None = None,
+        progress: bool | None = None,
     ) -> bool:
-        """Play the remaining rounds; True when the last one is done, False when the deadline came first.
+        """Play the remaining rounds; True when the last one is done, False when `stop()` came first.
 
         Args:
             checkpoint: written after every round, and continued from if it is there.
-            deadline: a `time.monotonic()` moment after which no new round is started.
+            stop: asked before every round.
             progress: show a bar (default: only on a terminal).
         """
         if checkpoint is not None and checkpoint.exists():
@@ -224,7 +228,7 @@ class Simulation:
             disable=None if progress is None else not progress,
         ) as bar:
             while self.round < total:
-                if deadline is not None and time.monotonic() > deadline:
+                if stop is not None and stop():
                     return False
                 entry = self.step()
                 if entry.get("personal_accuracy") is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ class Task:
     candidate: int | None = None
 
     @property
+    def key(self) -> tuple[str, int, int | None]:
+        """What tells it from the others."""
+        return self.arm, self.seed, self.candidate
+
+    @property
     def title(self) -> str:
         """What a progress line calls it."""
         return (
@@ -41,8 +48,18 @@ class Task:
         )
 
 
+_interrupted: Event | None = None  # in a worker: set when the parent was interrupted
+
+
+def start_worker(interrupted: Event) -> None:
+    """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint."""
+    global _interrupted
+    _interrupted = interrupted
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def train(task: Task, checkpoint: Path, deadline: float | None) -> dict[str, Any] | None:
-    """Train one task from its checkpoint on; its report, or None when the deadline came first."""
+    """Train one task from its checkpoint on; its report, or None when it had to stop before the end."""
     import torch
 
     from pfl_lite.engine.rounds import Simulation
@@ -50,7 +67,12 @@ def train(task: Task, checkpoint: Path, deadline: float | None) -> dict[str, Any
     if task.config.device != "cuda":
         torch.set_num_threads(1)
     simulation = Simulation(task.config)
-    done = simulation.run(checkpoint=checkpoint, deadline=deadline, progress=False)
+
+    def stop() -> bool:
+        late = deadline is not None and time.monotonic() > deadline
+        return late or (_interrupted is not None and _interrupted.is_set())
+
+    done = simulation.run(checkpoint=checkpoint, stop=stop, progress=False)
     return simulation.report() if done else None
 
 
@@ -186,31 +208,32 @@ def reproduce(
     running: dict[Future[dict[str, Any] | None], Task] = {}
     pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
     context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(workers, mp_context=context) as pool,
-        tqdm(desc=name, unit="run", disable=None) as bar,
-    ):
+    interrupted = context.Event()
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(interrupted,))
+    with pool, tqdm(desc=name, unit="run", disable=None) as bar:
         while True:
-            busy = [(task.arm, task.seed, task.candidate) for task in running.values()]
-            waiting = [task for task in pending if (task.arm, task.seed, task.candidate) not in busy]
-            while waiting and len(running) < workers and (deadline is None or time.monotonic() < deadline):
-                task = waiting.pop(0)
-                tqdm.write(f"start {task.title}: {describe(task)}")
-                running[pool.submit(train, task, sweep.checkpoint(task), deadline)] = task
-            if not running:
-                break
-            bar.set_postfix_str(", ".join(task.title for task in running.values()))
-            for future in wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
-                task, report = running.pop(future), future.result()
-                if report is None:
-                    tqdm.write(
-                        f"stopped {task.title} at the budget; the next call goes on from its checkpoint"
-                    )
-                    continue
-                written.append(sweep.record(task, report))
-                tqdm.write(f"done {task.title} in {report['seconds']:.0f} s: {written[-1]}")
-                bar.update()
-                pending = list(sweep.tasks())
+            try:
+                busy = {task.key for task in running.values()}
+                waiting = [task for task in pending if task.key not in busy]
+                late = interrupted.is_set() or (deadline is not None and time.monotonic() > deadline)
+                for task in [] if late else waiting[: workers - len(running)]:
+                    tqdm.write(f"start {task.title}: {describe(task)}")
+                    running[pool.submit(train, task, sweep.checkpoint(task), deadline)] = task
+                if not running:
+                    break
+                bar.set_postfix_str(", ".join(task.title for task in running.values()))
+                for future in wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                    task, report = running.pop(future), future.result()
+                    if report is None:
+                        tqdm.write(f"stopped {task.title}; the next call goes on from its checkpoint")
+                        continue
+                    written.append(sweep.record(task, report))
+                    tqdm.write(f"done {task.title} in {report['seconds']:.0f} s: {written[-1]}")
+                    bar.update()
+                    pending = list(sweep.tasks())
+            except KeyboardInterrupt:
+                tqdm.write("interrupted: finishing the rounds in hand, nothing is lost")
+                interrupted.set()
     return written
 
 
