@@ -38,8 +38,27 @@ def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, e
 class LocalWork:
     """One client's round (the `Work` that methods see); subclasses say where batches come from and how to differentiate."""
 
-    def __init__(self, network: Network, federation: Federation, settings: LocalSettings) -> None:
+    def __init__(
+        self,
+        network: Network,
+        federation: Federation,
+        settings: LocalSettings,
+        seed: int,
+        round: int,
+        ids: list[int],
+    ) -> None:
         self.network, self.federation, self.settings = network, federation, settings
+        self.seed, self.round, self.ids = seed, round, ids
+        self.images_trained = 0  # by all of `ids`
+
+    def orders(self, phase: str) -> list[np.ndarray]:
+        """Rows of the stored images, [E, n_i] for each of `ids`, in the order in which this phase visits them."""
+        orders = []
+        for i in self.ids:
+            own = self.federation.train[i].cpu().numpy()  # [n_i]
+            orders.append(own[epoch_orders(self.seed, self.round, i, phase, len(own), self.settings.epochs)])
+        self.images_trained += sum(order.size for order in orders)
+        return orders
 
     def stored(self, split: str) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Images, labels and every client's indices of a split."""
