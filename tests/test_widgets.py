@@ -1,0 +1,171 @@
+"""The partition explorers: the page's JavaScript against NumPy and pfl_lite, the live one by its sliders."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import pfl_lite
+from pfl_lite import widgets
+from pfl_lite.data.partition import apportion, heterogeneity
+
+SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="node, to run the page's JavaScript, is not installed")
+CLIENTS, CLASSES, IMAGES, SEEDS = 10, 8, 100, 200
+
+
+def javascript(expression: str, **values: Any) -> Any:
+    """Evaluate an expression over `e`, the functions of the page, and `v`, the given values."""
+    source = f"const e = require({json.dumps(str(SCRIPT))}); const v = {json.dumps(values)};"
+    source += f"process.stdout.write(JSON.stringify({expression}));"
+    done = subprocess.run([str(NODE), "-"], input=source, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def column(found: list[dict[str, float]], name: str) -> np.ndarray:
+    return np.array([one[name] for one in found])
+
+
+@needs_node
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_measures_of_the_page_follow_numpys_law(alpha: float) -> None:
+    ours = javascript(
+        "Array.from({length: v.seeds}, (_, seed) => e.view({kind: 'dirichlet', alpha: v.alpha, k: 1, seed,"
+        " clients: v.clients, classes: v.classes, width: 600}).measures)",
+        alpha=alpha, seeds=SEEDS, clients=CLIENTS, classes=CLASSES,
+    )  # fmt: skip
+    theirs = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng([17, seed])
+        shares = rng.dirichlet(np.full(CLIENTS, alpha), size=CLASSES).T
+        theirs.append(heterogeneity(apportion(shares, np.full(CLASSES, IMAGES))))
+    for name in ("label_distance", "effective_classes", "size_gini"):
+        a, b = column(ours, name), column(theirs, name)
+        error = np.sqrt((a.var(ddof=1) + b.var(ddof=1)) / SEEDS)  # of the difference of two means
+        assert abs(a.mean() - b.mean()) < 4 * error, name
+        assert error < 0.03 * b.mean(), "the comparison would not see a difference of a few percent"
+
+
+@needs_node
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 40.0])
+def test_one_share_of_the_page_is_beta_distributed(alpha: float) -> None:
+    shares = javascript(
+        "Array.from({length: 3000}, (_, seed) => e.dirichlet(v.clients, v.alpha, e.generator(seed)))",
+        alpha=alpha, clients=CLIENTS,
+    )  # fmt: skip
+    assert np.allclose(np.sum(shares, axis=1), 1)
+    for client in (0, CLIENTS - 1):
+        law = stats.beta(alpha, alpha * (CLIENTS - 1))
+        assert stats.kstest(np.array(shares)[:, client], law.cdf).pvalue > 1e-3
+
+
+@needs_node
+def test_extreme_concentrations_stay_finite() -> None:
+    shares = javascript("[1e-6, 1e6].map((alpha) => e.dirichlet(5, alpha, e.generator(3)))")
+    assert np.allclose(np.sum(shares, axis=1), 1)
+    assert max(shares[0]) > 0.999 and np.allclose(shares[1], 0.2, atol=0.01)
+
+
+@needs_node
+def test_apportionment_of_the_page_is_the_packages() -> None:
+    rng = np.random.default_rng(4)
+    cases = []
+    for number in range(60):
+        clients, classes = rng.integers(1, 25), rng.integers(1, 15)
+        weights = rng.dirichlet(np.full(clients, 10.0 ** rng.uniform(-1.5, 1.5)), size=classes).T
+        if number % 3 == 0:  # equal shares, where remainders tie, and classes that nobody holds
+            weights = (rng.random((clients, classes)) < 0.5).astype(float)
+            weights /= np.maximum(weights.sum(axis=0), 1)
+        cases.append((weights, rng.integers(0, 200, classes)))
+    found = javascript(
+        "v.cases.map(([shares, sizes]) => e.apportion(shares, sizes))",
+        cases=[(shares.tolist(), sizes.tolist()) for shares, sizes in cases],
+    )
+    for (shares, sizes), counts in zip(cases, found, strict=True):
+        assert np.array_equal(counts, apportion(shares, sizes))
+
+
+@needs_node
+def test_measures_of_the_page_are_the_packages() -> None:
+    counts = np.random.default_rng(5).integers(0, 40, (6, 4))
+    counts[2] = [0, 9, 0, 0]
+    assert javascript("e.measures(v.counts)", counts=counts.tolist()) == pytest.approx(heterogeneity(counts))
+
+
+@needs_node
+def test_classes_of_the_page_are_balanced_and_distinct() -> None:
+    for clients, classes, k in ((12, 10, 2), (7, 5, 3), (3, 10, 1), (4, 6, 6)):
+        shares = np.array(
+            javascript("e.classShares(...v.numbers, e.generator(1))", numbers=[clients, classes, k])
+        )
+        held = shares > 0
+        assert (held.sum(axis=1) == k).all()
+        assert np.ptp(held.sum(axis=0)) <= 1
+        assert np.allclose(shares.sum(axis=0), held.any(axis=0))
+
+
+@needs_node
+def test_the_picture_shows_every_count() -> None:
+    state = {"kind": "dirichlet", "alpha": 0.3, "k": 2, "clients": 9, "classes": 7, "seed": 5, "width": 330}
+    shown = javascript("e.view(v.state)", state=state)
+    counts = np.array(shown["counts"])
+    assert (counts.sum(axis=0) == IMAGES).all()
+    told = re.findall(r"<title>client (\d+), class (\d+): (\d+) images</title>", shown["svg"])
+    assert {(int(i), int(c)): int(n) for i, c, n in told} == {
+        (i, c): counts[i, c] for i, c in np.argwhere(counts > 0)
+    }
+    assert f"label distance {heterogeneity(counts)['label_distance']:.2f}" in shown["sentence"]
+    again, other = (javascript("e.view(v.state).counts", state=state | {"seed": seed}) for seed in (5, 6))
+    assert again == shown["counts"] != other
+
+
+@needs_node
+def test_a_client_without_images_is_said_so() -> None:
+    state = {"kind": "dirichlet", "alpha": 0.05, "k": 1, "clients": 30, "classes": 2, "seed": 0, "width": 330}
+    shown = javascript("e.view(v.state)", state=state)
+    assert min(map(sum, shown["counts"])) == 0
+    assert "size ratio infinite" in shown["sentence"]
+
+
+def test_the_page_brings_everything_along() -> None:
+    page = widgets.partition_explorer_page()
+    assert SCRIPT.read_text(encoding="utf-8") in page
+    assert not re.search(r"https?:|url\(|@import|\bsrc=|\bhref=", page)
+    assert page.count("<script>") == page.count("</script>") == 1
+    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) < 200
+
+
+def test_the_live_explorer_follows_its_controls() -> None:
+    box = widgets.partition_explorer()
+    controls = {child.description: child for child in box.children[:5]}
+    words, picture = box.children[5:]
+    assert bytes(picture.value).startswith(b"\x89PNG") and "dirichlet:0.4" in words.value
+    assert controls["classes, k"].disabled and not controls["alpha"].disabled
+
+    before = picture.value, words.value
+    controls["partitioner"].value = "classes"
+    assert "classes:2" in words.value and "effective classes <b>2.00</b>" in words.value
+    assert (picture.value, words.value) != before
+    assert controls["alpha"].disabled and not controls["classes, k"].disabled
+
+    controls["partitioner"].value = "pairs"
+    controls["clients"].value = 7
+    assert "as many clients as classes" in words.value and picture.value == b""
+    controls["partitioner"].value = "iid"
+    assert "label distance <b>0.0" in words.value and bytes(picture.value).startswith(b"\x89PNG")
+
+
+def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert not widgets.front_end()
+    monkeypatch.setenv("JPY_SESSION_NAME", "chapter.ipynb")
+    assert widgets.front_end()
