@@ -265,10 +265,12 @@ def run(
     report = simulation.report()
     typer.echo(summary(report))
     if out is not None:
+        from pfl_lite.experiments.ledger import plain
         from pfl_lite.files import atomic_path
 
-        with atomic_path(out) as temporary:
-            temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        with atomic_path(out) as temporary:  # JSON knows no nan: clients without test images have null scores
+            text = json.dumps(plain(report), indent=1, allow_nan=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
         typer.echo(f"wrote {out}")
     if save is not None:
         simulation.save_models(save)

@@ -83,6 +83,19 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert sum(p.numel() for p in module.parameters()) == 3_658
 
 
+def test_clients_without_test_images_are_null_in_valid_json(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    few = ["--model", "linear", "--partition", "iid", "--clients", "400", "--rounds", "1"]
+    assert call("run", "local", *few, "--out", out).exit_code == 0
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    report = json.loads(out.read_text(), parse_constant=refuse)
+    scores, sizes = report["final"]["test_accuracy"], report["final"]["test_size"]
+    assert 0 in sizes and [score is None for score in scores] == [size == 0 for size in sizes]
+
+
 def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None:
     out, plot = tmp_path / "parts.npz", tmp_path / "parts.png"
     result = call("partition", "--clients", 4, "--partition", "classes:3", "--out", out, "--plot", plot)

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from pfl_lite.errors import InputError
+from pfl_lite.files import atomic_path
 
 Run = dict[str, Any]
 RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
@@ -169,11 +170,9 @@ class Ledger:
         path = self._path_of(entry)
         if not self.check(entry):
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with atomic_path(path) as part:
+            part.write_text(text, encoding="utf-8")
         return path
 
     def frame(self, experiment: str) -> pd.DataFrame:
