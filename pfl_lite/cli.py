@@ -67,6 +67,8 @@ def check_writable(*paths: Path | None) -> None:
             raise InputError(
                 f"{path} cannot be written: {folder} is not a folder that exists and may be written to"
             )
+        if path is not None and path.is_dir():
+            raise InputError(f"{path} is a folder: name a file in it")
 
 
 @app.command()
@@ -191,13 +193,23 @@ def partition(
         typer.echo(f"wrote {plot}")
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file in one step."""
+    from pfl_lite.files import atomic_path
+
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
 def parse_settings(pairs: list[str]) -> dict[str, str]:
     """`["mu=0.1", "ft_epochs=5"]` as a dict; raises InputError for anything without a name and a value."""
-    settings = {}
+    settings: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise InputError(f"--set takes name=value, e.g. --set mu=0.1, not '{pair}'")
+        if name in settings:
+            raise InputError(f"--set {name} is given twice: {settings[name]} and {value}")
         settings[name] = value
     return settings
 
@@ -255,6 +267,8 @@ def run(
         "participation": participation, "seed": seed, "engine": engine, "device": device, "dtype": dtype,
         "eval_every": eval_every,
     }  # fmt: skip
+    if "method" in own:
+        raise InputError("--set method=... is not a setting: the method is the first word after run")
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
     from pfl_lite.engine.config import make_config
@@ -265,12 +279,7 @@ def run(
     report = simulation.report()
     typer.echo(summary(report))
     if out is not None:
-        from pfl_lite.experiments.ledger import plain
-        from pfl_lite.files import atomic_path
-
-        with atomic_path(out) as temporary:  # JSON knows no nan: clients without test images have null scores
-            text = json.dumps(plain(report), indent=1, allow_nan=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_json(out, report)
         typer.echo(f"wrote {out}")
     if save is not None:
         simulation.save_models(save)
@@ -286,9 +295,9 @@ def summary(report: dict[str, Any]) -> str:
     ]
     for key, title in names.items():
         if last.get(f"{key}_accuracy") is not None:
-            lines.append(
-                f"  {title:<18} test accuracy {100 * last[f'{key}_accuracy']:6.2f} %   loss {last[f'{key}_loss']:.4f}"
-            )
+            loss = last[f"{key}_loss"]
+            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
+            lines.append(f"  {title:<18} test accuracy {100 * last[f'{key}_accuracy']:6.2f} %   loss {shown}")
     lines.append(
         f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
         f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
@@ -401,7 +410,7 @@ def bench(
     numbers = measure(data, clients=clients, batch_size=batch_size, repeats=repeats)
     typer.echo(show(numbers))
     if out is not None:
-        out.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        write_json(out, numbers)
 
 
 def main() -> None:

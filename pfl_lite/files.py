@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,3 +40,16 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = Fal
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         # mypy cannot know that no key of `arrays` is the keyword `allow_pickle`
         (np.savez_compressed if compress else np.savez)(file, **arrays)  # type: ignore[arg-type]
+
+
+def plain(value: Any) -> Any:
+    """Turn arrays, tensors, tuples and paths into what JSON knows; numbers not finite become null."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)

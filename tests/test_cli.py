@@ -83,6 +83,12 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert sum(p.numel() for p in module.parameters()) == 3_658
 
 
+def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
+    out, save = tmp_path / "run.json", tmp_path / "models.npz"
+    result = call("run", "fedavg", "--rounds", "2", "--lr", "1e30", "--out", out, "--save", save)
+    assert result.exit_code == 0 and "training diverged" in result.output and out.exists() and save.exists()
+
+
 def test_clients_without_test_images_are_null_in_valid_json(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     few = ["--model", "linear", "--partition", "iid", "--clients", "400", "--rounds", "1"]
@@ -126,6 +132,10 @@ def test_lists(command: str) -> None:
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
         (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
         (["run", "fedavg", "--set", "lr=3"], "use --lr"),
+        (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
+        (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
+        (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
+        (["run", "fedavg", "--out", "."], "is a folder"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
         (["run", "fedavg", "--partition", "classes:11"], "classes"),

@@ -15,7 +15,7 @@ from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, load_model
 from pfl_lite.errors import InputError
-from pfl_lite.methods import METHODS
+from pfl_lite.methods import METHODS, FedProx
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_vmap_equals_loop_where_a_client_has_no_validation_or_test_images(federa
     a, b = (
         train("pfedmb", bare, engine=engine).report()["final"]["test_loss"] for engine in ("loop", "vmap")
     )
-    assert np.isnan(a[0]) and np.isnan(b[0]) and a[1:] == pytest.approx(b[1:], abs=1e-10)
+    assert a[0] is None and b[0] is None and a[1:] == pytest.approx(b[1:], abs=1e-10)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -219,3 +219,42 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="finds no CUDA device"):
         make_config("fedavg", device="cuda")
+
+
+def test_a_diverged_run_says_so_and_keeps_its_numbers(federation: Any) -> None:
+    sim = train("fedavg", federation, lr=1e12)
+    report = sim.report()
+    assert report["rounds"][-1]["personal_loss"] is None and report["final"]["test_loss"] == [None] * 5
+
+
+def test_a_method_changed_by_a_reader_stays_that_method(federation: Any) -> None:
+    class Stronger(FedProx):
+        """Twice the pull."""
+
+    config = make_config(Stronger(), **(FAST | {"mu": "0.5"}))
+    assert type(config.method) is Stronger and config.method.mu == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"clients": 4}, "has clients 5, but the run asks for clients 4"),
+        ({"dtype": "float32"}, "has dtype float64"),
+        ({"data": "glyphs"}, "has data digits"),
+    ],
+)
+def test_a_federation_that_does_not_fit_is_refused(
+    federation: Any, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        simulation(federation, **settings)
+
+
+def test_an_unfinished_run_can_be_reported_and_has_no_stale_tuned_models(federation: Any) -> None:
+    sim = simulation(federation, rounds=4, ft_epochs=1, ft_every=2, eval_every=4)
+    sim.step()
+    assert sim.report()["final"] is None and not sim.report()["complete"]
+    sim.step()
+    tuned = sim.scored_models()
+    sim.step()
+    assert not same(sim.scored_models(), tuned, 1e-9) and same(sim.scored_models(), sim.personal_models(), 0)

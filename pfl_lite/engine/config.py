@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.methods import METHODS, FedAvg, Method, convert, make_method
+from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
 from pfl_lite.methods.base import check_choice
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -105,13 +105,13 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     """
     kinds = {f.name: type(f.default) for f in fields(RunConfig) if f.name != "method"}
     own = {name: value for name, value in settings.items() if name not in kinds}
-    name = method if isinstance(method, str) else method.name
-    if name in METHODS and (strange := own.keys() - {f.name for f in fields(METHODS[name])}):
-        valid = [*(f.name for f in fields(METHODS[name])), "ft_epochs", "ft_mode", "ft_every"]
-        raise unknown(f"setting of {name}", sorted(strange)[0], valid)
+    kind = METHODS.get(method) if isinstance(method, str) else type(method)
+    if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
+        valid = [*(f.name for f in fields(kind)), "ft_epochs", "ft_mode", "ft_every"]
+        raise unknown(f"setting of {kind.name}", sorted(strange)[0], valid)
     if isinstance(method, str):
         method = make_method(method, **own)
     elif own:
-        method = make_method(method.name, **(asdict(method) | own))
+        method = replace(method, **convert_settings(type(method), own))
     run = {name: convert(name, value, kinds[name]) for name, value in settings.items() if name in kinds}
     return RunConfig(method=method, **run)

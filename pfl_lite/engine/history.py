@@ -38,8 +38,8 @@ class History:
             values = {"accuracy": correct / sizes, "loss": loss / sizes}
         prefix = model if split == "test" else f"val_{model}"
         for quantity, each in values.items():
-            entry[f"{prefix}_{quantity}"] = mean(each)
-            entry[f"{prefix}_{quantity}_weighted"] = mean(each, sizes)
+            entry[f"{prefix}_{quantity}"] = mean(each, sizes)
+            entry[f"{prefix}_{quantity}_weighted"] = mean(each, sizes, weighted=True)
             entry.setdefault("per_client", {})[f"{prefix}_{quantity}"] = each.tolist()
 
     @staticmethod

@@ -26,9 +26,12 @@ def score(predict: Callable[[Tensor], Tensor], work: LocalWork, split: str) -> P
     return {"correct": correct, "loss": loss}
 
 
-def mean(values: np.ndarray, sizes: np.ndarray | None = None) -> float | None:
-    """Mean over clients, unweighted or weighted by their sizes; clients without images (nan) are left out."""
-    present = ~np.isnan(values)
+def mean(values: np.ndarray, sizes: np.ndarray, *, weighted: bool = False) -> float | None:
+    """Mean over the clients that have images (sizes > 0), each counted once or by its size.
+
+    A model that diverged has a loss that is not a number, and so has the mean; None where no client has images.
+    """
+    present = sizes > 0
     if not present.any():
         return None
-    return float(np.average(values[present], weights=None if sizes is None else sizes[present]))
+    return float(np.average(values[present], weights=sizes[present] if weighted else None))

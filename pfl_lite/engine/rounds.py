@@ -27,13 +27,12 @@ from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, PerClient
 from pfl_lite.engine.metrics import score
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path, write_npz
+from pfl_lite.files import atomic_path, plain, write_npz
 from pfl_lite.methods.base import Method
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
-WATCHED_FLOATS = 1000
 Predict = Callable[[Network, Params, Tensor], Tensor]
 
 
@@ -58,6 +57,7 @@ class Simulation:
                 dtype=DTYPES[config.dtype],
                 device=config.device,
             )
+        check_fits(federation, config)
         self.federation = federation
         self.network: Network = make_network(
             config.model,
@@ -80,7 +80,13 @@ class Simulation:
             val_sizes=federation.val_sizes.tolist(),
             test_sizes=federation.test_sizes.tolist(),
         )
-        self._tuned: Params | None = None
+        self._tuned: Params | None = None  # of this round
+        self.tuning_is_next_round = (
+            config.ft_epochs == config.epochs
+            and config.ft_mode == "own_update"
+            and type(self.method).own_update is Method.own_update
+            and len(self.sample(1)) == config.clients
+        )
         self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
 
     # ---- training -------------------------------------------------------------------------------------------------
@@ -97,25 +103,27 @@ class Simulation:
         """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
         if self._ahead is not None and self._ahead[0] == number:
             return self._ahead[1], self._ahead[2]
-        floats = [0, 0]
+        floats = []
 
         def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, Params, Params]:
             received = self.method.download(server, client)
             upload, client = self.method.local(received, client, work)
-            floats[0], floats[1] = count_floats(received), count_floats(upload)
-            return upload, client, self.method.after_local(upload, client)
+            floats.append((count_floats(received), count_floats(upload)))
+            tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
+            return upload, client, tuned
 
         started = time.perf_counter()
         answers = self.map(one, self.server, self.clients, ids, number, self.settings)
         self.training_seconds += time.perf_counter() - started
-        return answers, (floats[0] * len(ids), floats[1] * len(ids))
+        down, up = (sum(counts) * len(ids) // len(floats) for counts in zip(*floats, strict=True))
+        return answers, (down, up)
 
     def step(self) -> dict[str, Any]:
         """Play one round and return its entry in the history."""
         started = time.perf_counter()
         if self.round == 0 and not self.history.rounds:
             self._record({"round": 0, "clients": [], "floats_down": 0, "floats_up": 0})
-        self.round += 1
+        self.round, self._tuned = self.round + 1, None
         ids = self.sample(self.round)
         (uploads, states, _), (down, up) = self.local_work(self.round, ids)
         self._ahead = None
@@ -140,17 +148,11 @@ class Simulation:
         Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same number of
         epochs and the method's own update, it is the local work of the next round, which is then done only once.
         """
-        config, method = self.config, self.method
-        own = config.ft_mode == "own_update"
-        if (
-            own
-            and type(method).own_update is Method.own_update
-            and config.ft_epochs == config.epochs
-            and len(self.sample(self.round + 1)) == config.clients
-        ):
+        if self.tuning_is_next_round:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
             return self._ahead[1][2]
-        tune = method.own_update if own else method.plain_sgd
+        method, config = self.method, self.config
+        tune = method.own_update if config.ft_mode == "own_update" else method.plain_sgd
         started = time.perf_counter()
         settings = replace(self.settings, epochs=config.ft_epochs)
         tuned = self.map(
@@ -187,18 +189,19 @@ class Simulation:
         """Score what the configuration asks for after this round, and append the entry."""
         config, last = self.config, self.round == self.config.rounds
         if self.round == 0 or last or self.round % config.eval_every == 0:
-            self._score(entry, "personal", self.personal_models(), self.method.predict)
-            if self.method.one_model:
-                self.history.copy_scores(entry, "personal", "global")
-            elif self.method.global_model(self.server) is not None:
+            if self.method.global_model(self.server) is not None:
                 self._score(entry, "global", None, Network.__call__)
+            if self.method.one_model:
+                self.history.copy_scores(entry, "global", "personal")
+            else:
+                self._score(entry, "personal", self.personal_models(), self.method.predict)
         if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
             self._tuned = self.tuned_models()
-            self._score(entry, "tuned", self._tuned, Network.__call__)
+            self._score(entry, "tuned", self._tuned, self.method.predict)
         if last or self.round in WATCHED_ROUNDS:
-            for name, rows in self.method.state(self.clients).items():
-                if rows[0].numel() <= WATCHED_FLOATS:
-                    self.history.watch.setdefault(name, {})[str(self.round)] = rows.double().cpu().tolist()
+            state = self.method.state(self.clients)
+            for name in self.method.watched:
+                self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
         self.history.rounds.append(entry)
         return entry
 
@@ -274,6 +277,7 @@ class Simulation:
                 f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
             )
         self.round, self.server, self.clients = content["round"], content["server"], content["clients"]
+        self._ahead = None
         self.history, self._tuned = History(**content["history"]), content["tuned"]
         self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
 
@@ -302,10 +306,12 @@ class Simulation:
             "device": device_name(self.config.device),
             "versions": versions(),
         }
-        return report | ({"final_before_ft": self._final(last, "personal")} if tuned else {})
+        return plain(report | ({"final_before_ft": self._final(last, "personal")} if tuned else {}))
 
-    def _final(self, entry: dict[str, Any], model: str) -> dict[str, list[float]]:
-        each = entry["per_client"]
+    def _final(self, entry: dict[str, Any], model: str) -> dict[str, list[float]] | None:
+        each = entry.get("per_client", {})
+        if f"{model}_accuracy" not in each:  # the run is not over, and this round was not scored
+            return None
         return {
             "test_accuracy": each[f"{model}_accuracy"],
             "test_loss": each[f"{model}_loss"],
@@ -328,6 +334,19 @@ class Simulation:
             for name, t in params.items()
         }
         write_npz(path, arrays)
+
+
+def check_fits(federation: Federation, config: RunConfig) -> None:
+    """Raise an InputError unless a federation is what a (resolved) configuration says."""
+    wanted = {
+        "data": (config.data, federation.name),
+        "clients": (config.clients, len(federation)),
+        "dtype": (config.dtype, str(federation.images.dtype).removeprefix("torch.")),
+        "device": (config.device, federation.images.device.type),
+    }
+    for name, (asked, given) in wanted.items():
+        if asked != given:
+            raise InputError(f"the federation given has {name} {given}, but the run asks for {name} {asked}")
 
 
 def trajectory(config: RunConfig) -> dict[str, Any]:

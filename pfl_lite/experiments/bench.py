@@ -59,7 +59,7 @@ def bare_round(sim: Simulation, module: torch.nn.Module) -> float:
         images += orders.size
         for name, tensor in module.state_dict().items():
             total[name] += tensor * len(data.train[i])
-    module.load_state_dict({name: tensor / len(data.labels) for name, tensor in total.items()})
+    module.load_state_dict({name: tensor / data.train_sizes.sum() for name, tensor in total.items()})
     return images / (time.perf_counter() - started)
 
 

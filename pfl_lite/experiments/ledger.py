@@ -7,7 +7,6 @@ named and set aside, never deleted, and every file is written in one step: a kil
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path
+from pfl_lite.files import atomic_path, plain
 
 Run = dict[str, Any]
 RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
@@ -33,19 +32,6 @@ def default_folder() -> Path:
         return Path(named)
     data = Path(__file__).resolve().parents[2] / "data"
     return data / "results" if (data / "paper_tables.csv").is_file() else Path("data") / "results"
-
-
-def plain(value: Any) -> Any:
-    """Turn arrays, tensors, tuples and paths into what JSON knows; numbers not finite become null."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def fault(entry: Any) -> str | None:

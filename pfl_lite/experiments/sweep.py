@@ -102,6 +102,8 @@ class Sweep:
         """The settings with the best validation accuracy, once the whole grid has been scored."""
         if arm.rates_of is not None:
             return self.chosen(self.experiment.arm(arm.rates_of))
+        if not arm.grid:
+            return {}
         scored = [one for one in self.searched(arm) if one["settings"] in arm.grid]
         if len(scored) < len(arm.grid):
             return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+import math
+from dataclasses import fields
 from typing import Any
 
 from pfl_lite.errors import InputError, unknown
@@ -13,7 +14,17 @@ from pfl_lite.methods.fedprox import FedProx
 from pfl_lite.methods.local import Local
 from pfl_lite.methods.pfedmb import PFedMB
 
-__all__ = ["METHODS", "FedAvg", "FedPer", "FedProx", "Local", "Method", "PFedMB", "make_method"]
+__all__ = [
+    "METHODS",
+    "FedAvg",
+    "FedPer",
+    "FedProx",
+    "Local",
+    "Method",
+    "PFedMB",
+    "convert_settings",
+    "make_method",
+]
 
 METHODS: dict[str, type[Method]] = {
     method.name: method for method in (Local, FedAvg, FedProx, FedPer, PFedMB)
@@ -29,13 +40,16 @@ def make_method(name: str, **settings: Any) -> Method:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     method = METHODS[name]
-    kinds = {field.name: type(field.default) for field in fields(method) if field.default is not MISSING}
-    values = {}
-    for key, value in settings.items():
+    return method(**convert_settings(method, settings))
+
+
+def convert_settings(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a method as values of the right type; raises InputError for an unknown name or a wrong type."""
+    kinds = {field.name: type(field.default) for field in fields(method)}
+    for key in settings:
         if key not in kinds:
-            raise unknown(f"setting of {name}", key, kinds)
-        values[key] = convert(f"{name}: {key}", value, kinds[key])
-    return method(**values)
+            raise unknown(f"setting of {method.name}", key, kinds)
+    return {key: convert(f"{method.name}: {key}", value, kinds[key]) for key, value in settings.items()}
 
 
 def convert(what: str, value: Any, kind: type) -> Any:
@@ -49,8 +63,8 @@ def convert(what: str, value: Any, kind: type) -> Any:
     wanted = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}[kind]
     try:
         number = kind(value) if kind is not bool else {"true": True, "false": False}[str(value).lower()]
-        if kind is str or number != number or (kind is int and isinstance(value, float) and value != number):
+        if kind is str or not math.isfinite(number) or (isinstance(value, float) and value != number):
             raise ValueError
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise InputError(f"{what} must be {wanted}, not '{value}'") from error
     return number

@@ -81,6 +81,8 @@ class Method:
     about: ClassVar[str]
     one_model: ClassVar[bool] = False
     """Every client's scored model is the global model, so that scoring it once is enough."""
+    watched: ClassVar[tuple[str, ...]] = ()
+    """Which parts of `state` a run keeps from round to round."""
 
     def start(self, network: Network, seed: int) -> Params:
         """The parameters that everybody starts from."""

@@ -32,7 +32,7 @@ class FedPer(Method):
                     f"fedper: head must be one of last, none, {', '.join(layers)}, not '{self.head}'"
                 )
             first = layers.index(self.head)
-        private = {name for layer in layers[first:] for name in network.layers[layer]}
+        private = [name for layer in layers[first:] for name in network.layers[layer]]
         base = {name: tensor for name, tensor in start.items() if name not in private}
         return base, stack({name: start[name] for name in private}, clients)
 

@@ -35,6 +35,7 @@ class PFedMB(Method):
 
     name: ClassVar[str] = "pfedmb"
     about: ClassVar[str] = "shared branches in every layer, mixed by each client's own weights"
+    watched: ClassVar[tuple[str, ...]] = ("alpha",)
 
     branches: int = 5
     """B, the number of branches of every layer."""
