@@ -137,12 +137,12 @@ def test_pfedmb_by_hand() -> None:
     start, s = np.stack([symmetric(1), symmetric(0)]), sigmoid(-1)
     trained = METHODS["pfedmb"](start, [pair()], [[0]], 1, SGD(lr=1.0), alpha_lr=1.0)
     alpha = sigmoid(s)
-    np.testing.assert_allclose(trained.alpha, [[alpha, 1 - alpha]], atol=1e-15)
+    np.testing.assert_allclose(trained.state["alpha"], [[alpha, 1 - alpha]], atol=1e-15)
     t = sigmoid(-2 * alpha)
     by_hand = [symmetric(1 + alpha * t), symmetric((1 - alpha) * t)]
     np.testing.assert_allclose(trained.server, by_hand, atol=1e-15)
     projected = METHODS["pfedmb"](start, [pair()], [[0]], 1, SGD(lr=0.0), alpha_lr=0.5, simplex="projection")
-    np.testing.assert_allclose(projected.alpha, [[(1 + s) / 2, (1 - s) / 2]], atol=1e-15)
+    np.testing.assert_allclose(projected.state["alpha"], [[(1 + s) / 2, (1 - s) / 2]], atol=1e-15)
 
 
 def test_pfedmb_aggregation_by_hand() -> None:
@@ -162,7 +162,7 @@ def test_pfedmb_aggregation_by_hand() -> None:
     ):
         options = {"simplex": "projection", "alpha_lr": 9.0, "aggregation": aggregation}
         trained = METHODS["pfedmb"](start, clients, [sampled], 1, SGD(lr=1.0), **options)
-        np.testing.assert_allclose(trained.alpha[sampled], np.eye(2)[sampled], atol=1e-15)
+        np.testing.assert_allclose(trained.state["alpha"][sampled], np.eye(2)[sampled], atol=1e-15)
         np.testing.assert_allclose(trained.server[:, 0, 0], by_hand, atol=1e-15)
 
 
@@ -287,8 +287,7 @@ def test_package_agrees(case, federation: dict[str, list[Client]], tmp_path: Pat
     if expected.server is not None:
         close(models(file, "global"), expected.server)
     close(models(file, "personal"), expected.personal)
-    if expected.alpha is not None:
-        shared = options.get("alpha_scope") == "shared"
-        close(file["state/alpha"], expected.alpha if shared else expected.alpha[:, None])
+    for name, value in expected.state.items():  # alpha per layer is [clients, 1, B] for the one layer here
+        close(file[f"state/{name}"].reshape(value.shape), value)
     losses = [client.loss(w) for client, w in zip(federation["test"], expected.personal, strict=True)]
     close(result["final"]["test_loss"], losses)

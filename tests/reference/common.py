@@ -59,11 +59,11 @@ class SGD(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What a method leaves: the server's model, the clients' [clients, ...], pFedMB's alpha [clients, B]."""
+    """What a method leaves: the server's model, the clients' [clients, ...], and its own state by name (pFedMB's alpha)."""
 
     server: Array | None
     personal: Array
-    alpha: Array | None = None
+    state: dict[str, Array] = {}  # noqa: RUF012 (a named tuple, never written to)
 
 
 def weighted_mean(models: Sequence[Array], weights: Sequence[float]) -> Array:

@@ -55,4 +55,4 @@ def pfedmb(
     alphas = [alpha_of(alpha_phase(c, a, own)) for c, a in zip(clients, kept, strict=True)]
     tuned = [mix(weight_phase(c, a, own), a) for c, a in zip(clients, alphas, strict=True)]
     tuned = [sgd.descend(w, c.gradient, ft_epochs - own) for c, w in zip(clients, tuned, strict=True)]
-    return Trained(W, np.stack(tuned), np.stack([alpha_of(a) for a in kept]))
+    return Trained(W, np.stack(tuned), {"alpha": np.stack([alpha_of(a) for a in kept])})
