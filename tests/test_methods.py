@@ -145,7 +145,7 @@ def test_projection_onto_the_simplex_by_hand_and_against_its_definition() -> Non
 @pytest.mark.parametrize("scope", ["layer", "shared"])
 def test_pfedmb_alpha_stays_on_the_simplex_and_moves(federation: Any, simplex: str, scope: str) -> None:
     sim = train("pfedmb", federation, simplex=simplex, alpha_scope=scope, branches=3, alpha_lr=0.5)
-    alpha = sim.method.state(sim.clients)["alpha"]
+    alpha = sim.state()["alpha"]
     assert alpha.shape == ((5, 3) if scope == "shared" else (5, 4, 3))
     assert (alpha >= 0).all() and (alpha.sum(-1) - 1).abs().max() < 1e-12
     assert (alpha - 1 / 3).abs().max() > 1e-3
@@ -205,7 +205,7 @@ def test_pfedmb_one_hot_alpha_is_fedavg_inside_each_group(federation: Any) -> No
 
 
 def group_start(sim: Simulation) -> dict[str, torch.Tensor]:
-    return sim.method.start(sim.network, sim.config.seed)
+    return sim.method.initial(sim.network, sim.config.clients, sim.config.seed)
 
 
 def test_pfedmb_permuting_branches_changes_no_prediction(federation: Any) -> None:
@@ -221,7 +221,7 @@ def test_pfedmb_permuting_branches_changes_no_prediction(federation: Any) -> Non
 def test_pfedmb_phases_touch_only_their_own_parameters(federation: Any) -> None:
     still = train("pfedmb", federation, branches=3, lr=1e-300, alpha_lr=0.5)
     assert same(still.server, still.start, 1e-12)
-    assert (still.method.state(still.clients)["alpha"] - 1 / 3).abs().max() > 1e-3
+    assert (still.state()["alpha"] - 1 / 3).abs().max() > 1e-3
     frozen = train("pfedmb", federation, branches=3, alpha_lr=0.0)
     assert torch.equal(frozen.clients["alpha"], torch.zeros(5, 4, 3, dtype=torch.float64))
     assert not same(frozen.server, frozen.start, 1e-6)

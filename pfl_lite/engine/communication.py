@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+import torch
 from torch import Tensor
 
+from pfl_lite.methods.base import Method
+from pfl_lite.models import Params
 
-def count_floats(message: Mapping[str, Tensor]) -> int:
-    """Floating-point numbers in one client's message; integers (cluster ids, counters) are not counted."""
-    return sum(tensor.numel() for tensor in message.values() if tensor.is_floating_point())
+
+def traffic(method: Method, received: Params, upload: Params) -> Tensor:
+    """Floats [2] that went down to one client and up from it in one round, as the method counts its messages."""
+    return torch.stack([torch.as_tensor(method.floats(message)) for message in (received, upload)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -42,6 +43,10 @@ class RunConfig:
     """Weight decay of local SGD."""
     participation: float = 1.0
     """C: max(1, round(C N)) clients are sampled a round, uniformly without replacement."""
+    unseen: int = 0
+    """Clients that are held out of training and only scored, each by its method's rule for newcomers."""
+    val_fraction: float = 0.2
+    """Share of the training images that become validation images."""
     seed: int = 0
     """Seed of everything random: partition, initial parameters, sampling, batches."""
     ft_epochs: int = 0
@@ -62,11 +67,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "batch_size", "eval_every"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("momentum", "weight_decay", "seed", "ft_epochs", "ft_every"):
+        for name in ("momentum", "weight_decay", "unseen", "seed", "ft_epochs", "ft_every"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         self._check("lr", self.lr > 0, "positive")
         self._check("momentum", self.momentum < 1, "below 1")
         self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
+        self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
+        self._check("val_fraction", 0 <= self.val_fraction < 1, "in [0, 1)")
         self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
         check_choice(
             "run",
@@ -114,4 +121,7 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     elif own:
         method = replace(method, **convert_settings(type(method), own))
     run = {name: convert(name, value, kinds[name]) for name, value in settings.items() if name in kinds}
-    return RunConfig(method=method, **run)
+    config = RunConfig(method=method, **({"ft_epochs": method.tuning} | run))
+    if advice := method.check_run(config):
+        warnings.warn(advice, stacklevel=2)
+    return config

@@ -28,6 +28,8 @@ class History:
     train_sizes: list[int] = field(default_factory=list)
     test_sizes: list[int] = field(default_factory=list)
     val_sizes: list[int] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
+    """Clients held out of training: they have means of their own, `unseen_personal_accuracy` and so on."""
 
     def add_scores(
         self, entry: dict[str, Any], model: str, split: str, correct: np.ndarray, loss: np.ndarray
@@ -37,9 +39,12 @@ class History:
         with np.errstate(invalid="ignore", divide="ignore"):
             values = {"accuracy": correct / sizes, "loss": loss / sizes}
         prefix = model if split == "test" else f"val_{model}"
+        held_out = np.isin(np.arange(len(sizes)), self.unseen)
         for quantity, each in values.items():
-            entry[f"{prefix}_{quantity}"] = mean(each, sizes)
-            entry[f"{prefix}_{quantity}_weighted"] = mean(each, sizes, weighted=True)
+            entry[f"{prefix}_{quantity}"] = mean(each, sizes * ~held_out)
+            entry[f"{prefix}_{quantity}_weighted"] = mean(each, sizes * ~held_out, weighted=True)
+            if self.unseen and split == "test":
+                entry[f"unseen_{prefix}_{quantity}"] = mean(each, sizes * held_out)
             entry.setdefault("per_client", {})[f"{prefix}_{quantity}"] = each.tolist()
 
     @staticmethod

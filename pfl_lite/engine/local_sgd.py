@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.data.federation import Federation
-from pfl_lite.methods.base import Batch, Loss
+from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
 from pfl_lite.seeds import generator
 
@@ -49,14 +50,32 @@ class LocalWork:
     ) -> None:
         self.network, self.federation, self.settings = network, federation, settings
         self.seed, self.round, self.ids = seed, round, ids
+        self.lr = settings.lr
         self.images_trained = 0  # by all of `ids`
 
-    def orders(self, phase: str) -> list[np.ndarray]:
-        """Rows of the stored images, [E, n_i] for each of `ids`, in the order in which this phase visits them."""
+    @property
+    def id(self) -> int | Tensor:
+        """The client's number."""
+        raise NotImplementedError
+
+    def size(self, split: str) -> int | Tensor:
+        """How many images the client has in a split."""
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> int | Tensor:
+        """K, how many mini-batches its E local epochs have."""
+        batch = self.settings.batch_size
+        return self.settings.epochs * ((self.size("train") + batch - 1) // batch)
+
+    def orders(self, phase: str, epochs: int, part: str) -> list[np.ndarray]:
+        """Places in the clients' training images, [E, n_i] for each of `ids`, in the order in which a phase visits them."""
         orders = []
         for i in self.ids:
-            own = self.federation.train[i].cpu().numpy()  # [n_i]
-            orders.append(own[epoch_orders(self.seed, self.round, i, phase, len(own), self.settings.epochs)])
+            samples = len(self.federation.train[i])
+            kept = part_of(self.seed, i, samples, part)
+            order = epoch_orders(self.seed, self.round, i, phase, len(kept), epochs)
+            orders.append(order if part == "all" else kept[order])
         self.images_trained += sum(order.size for order in orders)
         return orders
 
@@ -67,63 +86,157 @@ class LocalWork:
             return data.test_images, data.test_labels, data.test
         return data.images, data.labels, data.val if split == "val" else data.train
 
-    def batches(self, phase: str) -> Iterator[Batch]:
-        """The training mini-batches of E local epochs, in this phase's order."""
+    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
+        """The training mini-batches of some local epochs, in this phase's order."""
         raise NotImplementedError
 
     def data(self, split: str) -> Iterator[Batch]:
         """The client's images of one split in large batches, in their stored order."""
         raise NotImplementedError
 
-    def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
-        """d loss / d params, a tensor a name."""
+    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
         raise NotImplementedError
+
+    # ---- local training -------------------------------------------------------------------------------------------
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Mean cross-entropy of the plain network on a mini-batch (padding left out)."""
-        logits = self.network(params, batch.x)  # [b, K]
-        if batch.real is None:
-            return F.cross_entropy(logits, batch.y)
-        each = F.cross_entropy(logits, batch.y, reduction="none")  # [b]
-        return (each * batch.real).sum() / batch.real.sum().clamp_min(1)
+        return batch.cross_entropy(self.network(params, batch.x))
 
-    def sgd(
+    def scan(
         self,
-        loss: Loss,
+        step: Callable[..., Carry],
+        carry: Carry,
+        *,
+        phase: str | tuple[str, ...] = "weights",
+        epochs: int | None = None,
+        part: str = "all",
+    ) -> Carry:
+        """The one training loop: `carry = step(carry, batch)` over the mini-batches of some local epochs."""
+        passes = self.settings.epochs if epochs is None else epochs
+        phases = (phase,) if isinstance(phase, str) else phase
+        for batches in zip(*(self.batches(name, passes, part) for name in phases), strict=True):
+            new = step(carry, *batches)
+            active = batches[0].active
+            carry = new if active is None else keep_idle(active, new, carry)
+        return carry
+
+    def descend(
+        self,
+        params: Params,
+        velocity: Params,
+        gradient: Params,
+        *,
+        lr: float | None = None,
+        scale: Params | None = None,
+        plain: bool = False,
+    ) -> tuple[Params, Params]:
+        """One step of SGD with the run's momentum and weight decay, by torch's conventions; `velocity` is `still(params)` at first."""
+        momentum, decay = (0.0, 0.0) if plain else (self.settings.momentum, self.settings.weight_decay)
+        step = gradient
+        if decay:
+            step = {name: g + decay * params[name] for name, g in step.items()}
+        if momentum:
+            step = {name: momentum * velocity[name] + g for name, g in step.items()}
+            velocity = step
+        if scale is not None:
+            step = {name: scale[name] * g for name, g in step.items()}
+        rate = self.lr if lr is None else lr
+        return {name: torch.sub(w, step[name], alpha=rate) for name, w in params.items()}, velocity
+
+    def follow(
+        self,
+        direction: Direction,
         params: Params,
         *,
-        phase: str = "weights",
+        phase: str | tuple[str, ...] = "weights",
+        epochs: int | None = None,
+        part: str = "all",
         lr: float | None = None,
         scale: Params | None = None,
         plain: bool = False,
         project: Callable[[Params], Params] | None = None,
     ) -> Params:
-        """E local epochs of mini-batch SGD on `params` (see `pfl_lite.methods.base.Work`)."""
-        rate = self.settings.lr if lr is None else lr
-        momentum, decay = (0.0, 0.0) if plain else (self.settings.momentum, self.settings.weight_decay)
-        velocity: Params | None = None
-        for batch in self.batches(phase):
-            step = self.gradient(loss, params, batch)
-            if decay:
-                step = {name: g + decay * params[name] for name, g in step.items()}
-            if momentum:
-                step = (
-                    step
-                    if velocity is None
-                    else {name: momentum * velocity[name] + g for name, g in step.items()}
-                )
-                velocity = step if velocity is None else keep_idle(batch, step, velocity)
-            if scale is not None:
-                step = {name: scale[name] * g for name, g in step.items()}
-            moved = {name: torch.sub(w, step[name], alpha=rate) for name, w in params.items()}
-            if project is not None:
-                moved = project(moved)
-            params = keep_idle(batch, moved, params)
-        return params
+        """SGD along any direction in the gradient's place (see `pfl_lite.methods.base.Work`)."""
+        if not params:
+            return params
+
+        def step(carry: Carry, *batches: Batch) -> Carry:
+            w, velocity = carry
+            w, velocity = self.descend(w, velocity, direction(w, *batches), lr=lr, scale=scale, plain=plain)
+            return (w if project is None else project(w)), velocity
+
+        return self.scan(step, (params, self.still(params)), phase=phase, epochs=epochs, part=part)[0]
+
+    def still(self, params: Params) -> Params:
+        """Momentum buffers before the first step: zeros, or {} where the run has no momentum."""
+        if not self.settings.momentum:
+            return {}
+        return {name: torch.zeros_like(w) for name, w in params.items()}
+
+    def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
+        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `follow`."""
+
+        def gradient(w: Params, batch: Batch) -> Params:
+            return self.grad(loss, w, batch)
+
+        return self.follow(gradient, params, **options)
+
+    # ---- looking at one's own data --------------------------------------------------------------------------------
+
+    def losses(self, params: Params) -> Tensor:
+        """Cross-entropy [n] of every training image, in the client's own order; padding may follow."""
+        return torch.cat(
+            [
+                F.cross_entropy(self.network(params, batch.x), batch.y, reduction="none")
+                for batch in self.data("train")
+            ]
+        )
+
+    def train_mean(self, each: Tensor) -> Tensor:
+        """Mean over the client's training images of numbers [n, ...] that follow their order, padding left out."""
+        size = self.size("train")
+        real = (torch.arange(len(each), device=each.device) < size).to(each.dtype)  # [n]
+        return torch.tensordot(real, each, dims=1) / size
+
+    def train_gradient(self, params: Params) -> Params:
+        """Gradient of f_i, the mean cross-entropy over all training images."""
+
+        def total(w: Params, batch: Batch) -> Tensor:
+            count = len(batch.y) if batch.real is None else batch.real.sum()
+            return batch.cross_entropy(self.network(w, batch.x)) * count
+
+        parts = [self.grad(total, params, batch) for batch in self.data("train")]
+        return {
+            name: torch.stack([part[name] for part in parts]).sum(0) / self.size("train") for name in params
+        }
+
+    def held_out_loss(self, params: Params) -> Tensor:
+        """Mean cross-entropy on the validation images; on the training images where the client has no others."""
+        raise NotImplementedError
+
+    def mean_loss(self, params: Params, split: str) -> Tensor:
+        """Mean cross-entropy over a split's images; 0 without any."""
+        total = torch.zeros((), dtype=self.network.dtype, device=self.network.device)
+        for batch in self.data(split):
+            each = F.cross_entropy(self.network(params, batch.x), batch.y, reduction="none")
+            total = total + (each.sum() if batch.real is None else (each * batch.real).sum())
+        size = self.size(split)
+        return total / (size.clamp_min(1) if isinstance(size, Tensor) else max(size, 1))
 
 
-def keep_idle(batch: Batch, new: Params, old: Params) -> Params:
+def part_of(seed: int, client: int, samples: int, part: str) -> np.ndarray:
+    """Sorted places of a part of a client's training images: `all`, or the fixed `gate` (a quarter) and `per` (the rest)."""
+    if part == "all":
+        return np.arange(samples)
+    shuffled = generator(seed, "parts", client).permutation(samples)
+    return np.sort(shuffled[: samples // 4] if part == "gate" else shuffled[samples // 4 :])
+
+
+def keep_idle(active: Tensor, new: Carry, old: Carry) -> Carry:
     """The new values, or the old ones where the batch was only padding."""
-    if batch.active is None:
-        return new
-    return {name: torch.where(batch.active, tensor, old[name]) for name, tensor in new.items()}
+    return tuple(
+        {name: torch.where(active, tensor, before[name]) for name, tensor in after.items()}
+        for after, before in zip(new, old, strict=True)
+    )

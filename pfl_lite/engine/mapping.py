@@ -21,24 +21,41 @@ WorkFor = Callable[[list[int]], LocalWork]
 class LoopWork(LocalWork):
     """The work of one client by itself."""
 
-    def batches(self, phase: str) -> Iterator[Batch]:
-        images, labels = self.federation.images, self.federation.labels
-        (orders,) = self.orders(phase)  # [E, n_i]
+    @property
+    def id(self) -> int:
+        return self.ids[0]
+
+    def size(self, split: str) -> int:
+        return len(getattr(self.federation, split)[self.id])
+
+    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
+        images, labels, own = self.stored("train")
+        (orders,) = self.orders(phase, epochs, part)  # [E, n_i]
+        mine = own[self.id]
         for order in torch.from_numpy(orders).to(images.device):
-            for rows in order.split(self.settings.batch_size):
-                yield Batch(images[rows], labels[rows])
+            for places in order.split(self.settings.batch_size):
+                rows = mine[places]
+                yield Batch(images[rows], labels[rows], places)
 
     def data(self, split: str) -> Iterator[Batch]:
         images, labels, indices = self.stored(split)
-        mine = indices[self.ids[0]]
-        for rows in mine.split(EVALUATION_BATCH) if len(mine) else ():
-            yield Batch(images[rows], labels[rows])
+        mine = indices[self.id]
+        places = torch.arange(len(mine), device=mine.device)
+        for rows, place in zip(mine.split(EVALUATION_BATCH), places.split(EVALUATION_BATCH), strict=True):
+            if len(rows):
+                yield Batch(images[rows], labels[rows], place)
 
-    def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
+    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        nested = torch.is_grad_enabled()  # inside another loss: stay on its graph
         with torch.enable_grad():
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-            values = torch.autograd.grad(loss(leaves, batch), list(leaves.values()), materialize_grads=True)
+            leaves = params if nested else {name: w.detach().requires_grad_() for name, w in params.items()}
+            values = torch.autograd.grad(
+                loss(leaves, batch), list(leaves.values()), create_graph=nested, materialize_grads=True
+            )
         return dict(zip(leaves, values, strict=True))
+
+    def held_out_loss(self, params: Params) -> Tensor:
+        return self.mean_loss(params, "val" if self.size("val") else "train")
 
 
 class VmapWork(LocalWork):
@@ -46,35 +63,52 @@ class VmapWork(LocalWork):
 
     slot: Tensor
 
-    def padded(self, rows: list[np.ndarray], images: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of unequal lengths as one index tensor and one mask, both [S, longest]."""
-        longest = max(len(row) for row in rows)
-        indices, real = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest))
-        for slot, row in enumerate(rows):
-            indices[slot, : len(row)], real[slot, : len(row)] = row, 1
-        return torch.from_numpy(indices).to(images.device), torch.from_numpy(real).to(images)
+    def of_slot(self, values: list[int]) -> Tensor:
+        """This client's entry of one whole number a sampled client."""
+        return torch.tensor(values, device=self.federation.images.device)[self.slot]
 
-    def chunks(self, rows: list[np.ndarray], images: Tensor, labels: Tensor, size: int) -> Iterator[Batch]:
-        """This client's part of all clients' rows, `size` columns at a time; shorter clients are padded."""
-        indices, real = self.padded(rows, images)  # [S, n_max]
-        for chunk, mask in zip(indices.split(size, 1), real.split(size, 1), strict=True):
-            mine, weight = chunk[self.slot], mask[self.slot]  # [b] of this client
-            yield Batch(images[mine], labels[mine], weight, weight.sum() > 0)
+    @property
+    def id(self) -> Tensor:
+        return self.of_slot(self.ids)
 
-    def batches(self, phase: str) -> Iterator[Batch]:
-        images, labels, orders = self.federation.images, self.federation.labels, self.orders(phase)
-        for epoch in range(self.settings.epochs):
-            yield from self.chunks(
-                [order[epoch] for order in orders], images, labels, self.settings.batch_size
-            )
+    def size(self, split: str) -> Tensor:
+        indices = getattr(self.federation, split)
+        return self.of_slot([len(indices[i]) for i in self.ids])
+
+    def chunks(self, orders: list[np.ndarray], split: str, size: int) -> Iterator[Batch]:
+        """This client's part of all clients' orders (places, [n_i] each), `size` columns at a time; shorter ones are padded."""
+        images, labels, own = self.stored(split)
+        longest = max(len(order) for order in orders)
+        places, rows = np.zeros((2, len(orders), longest), dtype=np.int64)
+        real = np.zeros((len(orders), longest))
+        for slot, (i, order) in enumerate(zip(self.ids, orders, strict=True)):
+            places[slot, : len(order)], real[slot, : len(order)] = order, 1
+            rows[slot, : len(order)] = own[i].cpu().numpy()[order]
+        columns = [torch.from_numpy(array).to(images.device).split(size, 1) for array in (places, rows, real)]
+        for place, row, mask in zip(*columns, strict=True):  # [S, b] each
+            mine, weight = row[self.slot], mask[self.slot].to(images.dtype)  # [b] of this client
+            yield Batch(images[mine], labels[mine], place[self.slot], weight, weight.sum() > 0)
+
+    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
+        orders = self.orders(phase, epochs, part)
+        for epoch in range(epochs):
+            yield from self.chunks([order[epoch] for order in orders], "train", self.settings.batch_size)
 
     def data(self, split: str) -> Iterator[Batch]:
-        images, labels, indices = self.stored(split)
-        rows = [indices[i].cpu().numpy() for i in self.ids]
-        yield from self.chunks(rows, images, labels, EVALUATION_BATCH)
+        indices = getattr(self.federation, split)
+        yield from self.chunks([np.arange(len(indices[i])) for i in self.ids], split, EVALUATION_BATCH)
 
-    def gradient(self, loss: Loss, params: Params, batch: Batch) -> Params:
+    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
         return grad(loss)(params, batch)
+
+    def held_out_loss(self, params: Params) -> Tensor:
+        sizes = [len(self.federation.val[i]) for i in self.ids]
+        if all(sizes):
+            return self.mean_loss(params, "val")
+        train = self.mean_loss(params, "train")
+        return (
+            torch.where(self.size("val") > 0, self.mean_loss(params, "val"), train) if any(sizes) else train
+        )
 
 
 class Mapping:

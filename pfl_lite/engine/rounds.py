@@ -6,6 +6,7 @@ configuration alone: evaluating more or less often, stopping and resuming, or ma
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.engine.communication import count_floats
+from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, RunConfig, make_config
 from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
@@ -28,12 +29,12 @@ from pfl_lite.engine.mapping import MAPPINGS, PerClient
 from pfl_lite.engine.metrics import score
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
-from pfl_lite.methods.base import Method
+from pfl_lite.methods import Method, make_method
+from pfl_lite.methods.base import Round
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
-Predict = Callable[[Network, Params, Tensor], Tensor]
 
 
 class Simulation:
@@ -53,6 +54,7 @@ class Simulation:
                 config.partition,
                 config.clients,
                 config.seed,
+                val_fraction=config.val_fraction,
                 size=NETWORKS[config.model].size,
                 dtype=DTYPES[config.dtype],
                 device=config.device,
@@ -71,14 +73,18 @@ class Simulation:
             config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay
         )
         self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
-        self.start = self.method.start(self.network, config.seed)
+        self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)
+        self.unseen = held_out_clients(config)
+        self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
+        self.sampled = torch.zeros(config.clients, dtype=torch.bool, device=config.device)  # ever
         self.round, self.seconds, self.training_seconds = 0, 0.0, 0.0
         self.history = History(
             train_sizes=federation.train_sizes.tolist(),
             val_sizes=federation.val_sizes.tolist(),
             test_sizes=federation.test_sizes.tolist(),
+            unseen=self.unseen.tolist(),
         )
         self._tuned: Params | None = None  # of this round
         self.tuning_is_next_round = (
@@ -92,47 +98,53 @@ class Simulation:
     # ---- training -------------------------------------------------------------------------------------------------
 
     def sample(self, number: int) -> Tensor:
-        """Sorted ids of the clients that take part in round `number`: S = max(1, round(C N)), uniform without replacement."""
-        count = max(1, round(self.config.participation * self.config.clients))
+        """Sorted ids of the clients that take part in round `number`: S = max(1, round(C N)), uniform without replacement.
+
+        Clients that are held out (`unseen`) are not among the N.
+        """
+        count = max(1, round(self.config.participation * len(self.members)))
         drawn = generator(self.config.seed, "participation", number).choice(
-            self.config.clients, count, replace=False
+            len(self.members), count, replace=False
         )
-        return torch.from_numpy(drawn).to(self.config.device).sort().values
+        return self.members[torch.from_numpy(drawn).to(self.config.device)].sort().values
 
     def local_work(self, number: int, ids: Tensor) -> tuple[tuple[Params, ...], tuple[int, int]]:
         """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
         if self._ahead is not None and self._ahead[0] == number:
             return self._ahead[1], self._ahead[2]
-        floats = []
 
-        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, Params, Params]:
-            received = self.method.download(server, client)
+        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, ...]:
+            received = self.method.download(server, client, work.id)
             upload, client = self.method.local(received, client, work)
-            floats.append((count_floats(received), count_floats(upload)))
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
-            return upload, client, tuned
+            return upload, client, tuned, {"floats": traffic(self.method, received, upload)}
 
         started = time.perf_counter()
-        answers = self.map(one, self.server, self.clients, ids, number, self.settings)
+        *answers, counted = self.map(one, self.server, self.clients, ids, number, self.settings)
         self.training_seconds += time.perf_counter() - started
-        down, up = (sum(counts) * len(ids) // len(floats) for counts in zip(*floats, strict=True))
-        return answers, (down, up)
+        down, up = counted["floats"].sum(0).tolist()
+        return tuple(answers), (down, up)
+
+    def advance(self) -> dict[str, Any]:
+        """Train one round without scoring it; returns who took part and the floats that travelled."""
+        self.round, self._tuned = self.round + 1, None
+        ids = self.sample(self.round)
+        (uploads, states, _), (down, up) = self.local_work(self.round, ids)
+        self._ahead = None
+        sizes = self.federation.train_sizes.to(ids.device)[ids]
+        self.server = self.method.aggregate(
+            self.server, uploads, Round(self.round, ids, sizes, len(self.members), self.config.seed)
+        )
+        self.sampled[ids] = True
+        self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
+        return {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
 
     def step(self) -> dict[str, Any]:
         """Play one round and return its entry in the history."""
         started = time.perf_counter()
         if self.round == 0 and not self.history.rounds:
             self._record({"round": 0, "clients": [], "floats_down": 0, "floats_up": 0})
-        self.round, self._tuned = self.round + 1, None
-        ids = self.sample(self.round)
-        (uploads, states, _), (down, up) = self.local_work(self.round, ids)
-        self._ahead = None
-        sizes = self.federation.train_sizes.to(ids.device)[ids]
-        self.server = self.method.aggregate(self.server, uploads, sizes, ids)
-        self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
-        entry = self._record(
-            {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
-        )
+        entry = self._record(self.advance())
         self.seconds += time.perf_counter() - started
         return entry
 
@@ -140,7 +152,28 @@ class Simulation:
 
     def personal_models(self) -> Params:
         """The models that are scored, stacked over all clients [N, ...]."""
-        return self._each_client(lambda server, client, work: (self.method.personal(server, client, work),))
+        return self._each_client(
+            lambda server, client, work: (self.method.personal(server, client, work),), self.arrived()
+        )
+
+    def arrived(self) -> Params:
+        """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
+        new = self.everyone[~self.sampled]
+        if self.round == 0 or not len(new) or type(self.method).arrive is Method.arrive:
+            return self.clients
+        states = self.map(
+            lambda server, client, work: (self.method.arrive(server, client, work),),
+            self.server,
+            self.clients,
+            new,
+            self.round + 1,
+            self.settings,
+        )[0]
+        return {name: rows.index_copy(0, new, states[name]) for name, rows in self.clients.items()}
+
+    def state(self) -> Params:
+        """The clients' own state as a reader may want to see it, stacked [N, ...] (pFedMB's alpha, IFCA's clusters, ...)."""
+        return self.method.state(self.server, self.clients)
 
     def tuned_models(self) -> Params:
         """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
@@ -158,7 +191,7 @@ class Simulation:
         tuned = self.map(
             lambda server, client, work: (tune(server, client, work),),
             self.server,
-            self.clients,
+            self.arrived(),
             self.everyone,
             self.round + 1,
             settings,
@@ -171,14 +204,14 @@ class Simulation:
         rows = self.clients if clients is None else clients
         return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
 
-    def _score(self, entry: dict[str, Any], name: str, models: Params | None, predict: Predict) -> None:
+    def _score(self, entry: dict[str, Any], name: str, models: Params | None) -> None:
         """Score one model a client (the global one where `models` is None) on every client's test and validation images."""
         for split in ("test", "val"):
 
             def one(server: Params, model: Params, work: LocalWork, split: str = split) -> tuple[Params]:
                 scored = self.method.global_model(server) if models is None else model
                 assert scored is not None
-                return (score(lambda x: predict(self.network, scored, x), work, split),)
+                return (score(lambda x: self.method.predict(self.network, scored, x), work, split),)
 
             sums = self._each_client(one, {} if models is None else models)
             self.history.add_scores(
@@ -190,16 +223,16 @@ class Simulation:
         config, last = self.config, self.round == self.config.rounds
         if self.round == 0 or last or self.round % config.eval_every == 0:
             if self.method.global_model(self.server) is not None:
-                self._score(entry, "global", None, Network.__call__)
+                self._score(entry, "global", None)
             if self.method.one_model:
                 self.history.copy_scores(entry, "global", "personal")
             else:
-                self._score(entry, "personal", self.personal_models(), self.method.predict)
+                self._score(entry, "personal", self.personal_models())
         if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
             self._tuned = self.tuned_models()
-            self._score(entry, "tuned", self._tuned, self.method.predict)
+            self._score(entry, "tuned", self._tuned)
         if last or self.round in WATCHED_ROUNDS:
-            state = self.method.state(self.clients)
+            state = self.state()
             for name in self.method.watched:
                 self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
         self.history.rounds.append(entry)
@@ -250,6 +283,7 @@ class Simulation:
             "clients": self.clients,
             "history": asdict(self.history),
             "tuned": self._tuned,
+            "sampled": self.sampled,
             "clock": [self.seconds, self.training_seconds, self.map.images_trained],
         }
         with atomic_path(path) as temporary:
@@ -277,7 +311,7 @@ class Simulation:
                 f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
             )
         self.round, self.server, self.clients = content["round"], content["server"], content["clients"]
-        self._ahead = None
+        self._ahead, self.sampled = None, content["sampled"]
         self.history, self._tuned = History(**content["history"]), content["tuned"]
         self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
 
@@ -326,14 +360,21 @@ class Simulation:
             "initial": self.start,
             "global": self.method.server_model(self.server),
             "personal": self.scored_models(),
-            "state": self.method.state(self.clients),
+            "state": self.state(),
         }
-        arrays = {
+        arrays: dict[str, Any] = {"method": np.array(json.dumps(self.config.as_dict()["method"]))}
+        arrays |= {
             f"{group}/{name}": t.cpu().numpy()
             for group, params in groups.items()
             for name, t in params.items()
         }
         write_npz(path, arrays)
+
+
+def held_out_clients(config: RunConfig) -> Tensor:
+    """Sorted ids of the `unseen` clients, which never take part in training, drawn uniformly."""
+    drawn = generator(config.seed, "unseen clients").choice(config.clients, config.unseen, replace=False)
+    return torch.from_numpy(drawn).to(config.device).sort().values
 
 
 def check_fits(federation: Federation, config: RunConfig) -> None:
@@ -387,6 +428,9 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
         InputError: the file holds no such model, or one of another network.
     """
     with np.load(path) as arrays:
+        if "method" not in arrays.files:
+            raise InputError(f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote")
+        settings = arrays["method"]
         group = "global" if client is None else "personal"
         found = {
             name.removeprefix(f"{group}/"): arrays[name]
@@ -400,4 +444,5 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
         if not 0 <= client < count:
             raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
         found = {name: rows[client] for name, rows in found.items()}
-    return network.to_module({name: torch.from_numpy(array) for name, array in found.items()})
+    params = {name: torch.from_numpy(array) for name, array in found.items()}
+    return make_method(**json.loads(str(settings))).to_module(network, params)

@@ -35,9 +35,7 @@ def simulation(
 def engine_round(sim: Simulation) -> float:
     """Images/s of one round of local work (download, SGD, upload) of all clients, without scoring."""
     before, started = sim.map.images_trained, time.perf_counter()
-    sim.round += 1
-    (uploads, _, _), _ = sim.local_work(sim.round, sim.everyone)
-    sim.server = sim.method.aggregate(sim.server, uploads, sim.federation.train_sizes, sim.everyone)
+    sim.advance()
     return (sim.map.images_trained - before) / (time.perf_counter() - started)
 
 

@@ -7,66 +7,153 @@ loops over clients, never draws a random number for a batch, and never sees anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
+from pfl_lite.seeds import generator
 
 
 class Batch(NamedTuple):
-    """A mini-batch of one client: images x [b, C, H, W], labels y [b], and which rows are real.
+    """A mini-batch of one client: images x [b, C, H, W], labels y [b], and where they stand among the client's images.
 
-    `real` [b] is 1 for images and 0 for padding; it is None where nothing is padded. `active` says whether the step counts at
-    all (a client with fewer steps than the others idles); None means yes.
+    `place` [b] counts the client's images of the split from 0. `real` [b] is 1 for images and 0 for padding; it is None where
+    nothing is padded. `active` says whether the step counts at all (a client with fewer steps than the others idles); None
+    means yes.
     """
 
     x: Tensor
     y: Tensor
+    place: Tensor
     real: Tensor | None = None
     active: Tensor | None = None
 
+    def mean(self, each: Tensor) -> Tensor:
+        """Mean of one number an image [b] over the batch, padding left out."""
+        return each.mean() if self.real is None else (each * self.real).sum() / self.real.sum().clamp_min(1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Mean cross-entropy of logits [b, K] over the batch, padding left out."""
+        if self.real is None:
+            return F.cross_entropy(logits, self.y)
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
 
 Loss = Callable[[Params, Batch], Tensor]
+Direction = Callable[..., Params]
+Carry = tuple[Params, ...]
 
 
 class Work(Protocol):
     """What the engine hands to one client: its network, its own data, and local SGD."""
 
     network: Network
+    lr: float
+    """The run's learning rate eta."""
+
+    @property
+    def id(self) -> int | Tensor:
+        """The client's number."""
+
+    @property
+    def steps(self) -> int | Tensor:
+        """K, how many mini-batches its E local epochs have."""
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Mean cross-entropy of the plain network on a mini-batch."""
 
-    def sgd(
+    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
+
+    def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
+        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `follow`."""
+
+    def follow(
         self,
-        loss: Loss,
+        direction: Direction,
         params: Params,
         *,
-        phase: str = "weights",
+        phase: str | tuple[str, ...] = "weights",
+        epochs: int | None = None,
+        part: str = "all",
         lr: float | None = None,
         scale: Params | None = None,
         plain: bool = False,
         project: Callable[[Params], Params] | None = None,
     ) -> Params:
-        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state.
+        """SGD along any `direction(params, batch) -> Params` in the gradient's place.
 
         Args:
-            loss: differentiated in its first argument, once a mini-batch.
-            phase: names the stream of mini-batches; two phases of one round see different orders.
+            direction: asked once a mini-batch.
+            phase: names the stream of mini-batches; two phases of one round see different orders. Several names give the
+                direction as many batches a step.
+            epochs: passes over the data (the run's E if None).
+            part: `all` of the training images, or `per`: a fixed three quarters of them, chosen by the client's seed.
             lr: the learning rate (the run's own if None).
             scale: multiplies the learning rate, one tensor a parameter name.
             plain: leave out the run's momentum and weight decay.
             project: applied to the parameters after every step.
         """
 
+    def scan(
+        self,
+        step: Callable[..., Carry],
+        carry: Carry,
+        *,
+        phase: str | tuple[str, ...] = "weights",
+        epochs: int | None = None,
+        part: str = "all",
+    ) -> Carry:
+        """`carry = step(carry, batch)` over the mini-batches of local training: the loop under `follow` and `sgd`."""
+
+    def descend(self, params: Params, velocity: Params, gradient: Params) -> tuple[Params, Params]:
+        """One step of the run's SGD: the new parameters and momentum buffers, which start as `still(params)`."""
+
+    def still(self, params: Params) -> Params:
+        """Momentum buffers before the first step."""
+
     def data(self, split: str) -> Iterator[Batch]:
         """This client's `train`, `val` or `test` images in large batches, for looking only."""
+
+    def losses(self, params: Params) -> Tensor:
+        """Cross-entropy [n] of every training image, in the client's own order; padding may follow."""
+
+    def train_mean(self, each: Tensor) -> Tensor:
+        """Mean over the client's training images of numbers [n, ...] that follow their order."""
+
+    def train_gradient(self, params: Params) -> Params:
+        """Gradient of f_i, the mean cross-entropy over all training images."""
+
+    def held_out_loss(self, params: Params) -> Tensor:
+        """Mean cross-entropy on the validation images; on the training images where the client has no others."""
+
+
+class Round(NamedTuple):
+    """What the server knows of one round: its number (from 1), the ids [S] and training sizes [S] of those who took part,
+    how many clients could have (N), and the run's seed.
+    """
+
+    number: int
+    ids: Tensor
+    sizes: Tensor
+    clients: int
+    seed: int = 0
+
+    def weights(self, kind: str) -> Tensor:
+        """Aggregation weights [S]: training sizes (`size`), or the same for all (`uniform`)."""
+        return self.sizes if kind == "size" else torch.ones_like(self.sizes)
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """The server's random numbers of this round for one purpose."""
+        return generator(self.seed, purpose, self.number)
 
 
 @dataclass(frozen=True)
@@ -83,8 +170,12 @@ class Method:
     """Every client's scored model is the global model, so that scoring it once is enough."""
     watched: ClassVar[tuple[str, ...]] = ()
     """Which parts of `state` a run keeps from round to round."""
+    tuning: ClassVar[int] = 0
+    """`ft_epochs` of a run of this method, unless the run says otherwise."""
 
-    def start(self, network: Network, seed: int) -> Params:
+    # ---- what is kept, sent and learned ---------------------------------------------------------------------------
+
+    def initial(self, network: Network, clients: int, seed: int) -> Params:
         """The parameters that everybody starts from."""
         return network.init(seed)
 
@@ -92,52 +183,80 @@ class Method:
         """What the server keeps, and what each client keeps (stacked [N, ...]), before the first round."""
         raise NotImplementedError
 
-    def download(self, server: Params, client: Params) -> Params:
-        """The tensors that go down to one client (they are counted)."""
+    def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        """The tensors that go down to client `id` (they are counted)."""
         return server
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         """One client's work in one round: what it sends up (it is counted), and what it keeps."""
         raise NotImplementedError
 
-    def aggregate(self, server: Params, uploads: Params, sizes: Tensor, ids: Tensor) -> Params:
-        """The new server state, from uploads [S, ...] of the sampled clients `ids` [S] with `sizes` [S] training images.
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        """The new server state, from uploads [S, ...] of the clients that took part in a round.
 
         By default the mean weighted by training size (McMahan et al. 2017, algorithm 1).
         """
-        return weighted_mean(uploads, sizes, server)
+        return weighted_mean(uploads, round.sizes, server)
+
+    def floats(self, message: Params) -> int | Tensor:
+        """Floating-point numbers in one client's message; integers (cluster ids, counters) are not counted."""
+        return sum(tensor.numel() for tensor in message.values() if tensor.is_floating_point())
+
+    # ---- which model is scored ------------------------------------------------------------------------------------
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        """What a client that has never taken part does before it is scored: its state, used for scoring only."""
+        return client
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         """The model that is scored for this client."""
         raise NotImplementedError
 
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
-        """Logits [b, K] of the scored model on images x [b, C, H, W]."""
+        """Logits [b, K] of a scored model on images x [b, C, H, W]."""
         return network(model, x)
 
+    def to_module(self, network: Network, model: Params) -> nn.Module:
+        """A scored model as a plain torch module."""
+        return network.to_module(model)
+
     def global_model(self, server: Params) -> Params | None:
-        """The one model of the server in plain form, for methods that have one."""
+        """The one model of the server in the form that is scored, for methods that have one."""
         return None
+
+    # ---- fine-tuning ----------------------------------------------------------------------------------------------
+
+    def after_local(self, upload: Params, client: Params) -> Params:
+        """The client's model as it stands at the end of its local work, before aggregation."""
+        return upload
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        """Fine-tune by the method's own client routine, run once more from what the client would download."""
+        return self.after_local(*self.local(self.download(server, client, work.id), client, work))
+
+    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
+        """Fine-tune the scored model by plain local SGD."""
+
+        def loss(w: Params, batch: Batch) -> Tensor:
+            return batch.cross_entropy(self.predict(work.network, w, batch.x))
+
+        return work.sgd(loss, self.personal(server, client, work))
+
+    # ---- what a reader may look at --------------------------------------------------------------------------------
 
     def server_model(self, server: Params) -> Params:
         """The server's share of the model as it is kept: branches and clusters along the first axis; empty if there is none."""
         return server
 
-    def after_local(self, upload: Params, client: Params) -> Params:
-        """The client's plain model as it stands at the end of its local work, before aggregation."""
-        return upload
-
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        """Fine-tune by the method's own client routine, run once more from what the client would download."""
-        return self.after_local(*self.local(self.download(server, client), client, work))
-
-    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
-        """Fine-tune the scored model by plain local SGD."""
-        return work.sgd(work.loss, self.personal(server, client, work))
-
-    def state(self, clients: Params) -> Params:
+    def state(self, server: Params, clients: Params) -> Params:
         """What a reader may want to see of the clients' own state, stacked [N, ...]."""
         return clients
+
+    # ---- whether a run fits ---------------------------------------------------------------------------------------
+
+    def check_run(self, run: Any) -> str | None:
+        """Look at the run's settings: raise an InputError for what cannot be, return one sentence of advice or None."""
+        return None
 
 
 def stack(client: Params, clients: int) -> Params:
@@ -145,9 +264,42 @@ def stack(client: Params, clients: int) -> Params:
     return {name: tensor.expand(clients, *tensor.shape).clone() for name, tensor in client.items()}
 
 
+def pack(prefix: str, params: Mapping[str, Tensor]) -> Params:
+    """Put a prefix before every name, so that several models fit into one flat dict."""
+    return {f"{prefix}/{name}": tensor for name, tensor in params.items()}
+
+
+def unpack(prefix: str, params: Mapping[str, Tensor]) -> Params:
+    """What `pack` put under a prefix, with its plain names."""
+    return {
+        name.removeprefix(f"{prefix}/"): tensor
+        for name, tensor in params.items()
+        if name.startswith(f"{prefix}/")
+    }
+
+
+def select(params: Params, row: int | Tensor) -> Params:
+    """Row `row` of every stacked tensor: [rows, ...] -> [...]; a tensor of row numbers gives as many rows."""
+    return {name: tensor[row] for name, tensor in params.items()}
+
+
+def flatten(params: Params) -> Tensor:
+    """Stacked parameters [S, ...] as one matrix [S, P]."""
+    return torch.cat([tensor.flatten(1) for tensor in params.values()], 1)
+
+
 def squared_distance(a: Params, b: Params) -> Tensor:
     """||a - b||^2 over all tensors of `a` (a scalar)."""
     return torch.stack([((a[name] - b[name]) ** 2).sum() for name in a]).sum()
+
+
+def pulled(loss: Loss, strength: float, anchor: Params) -> Loss:
+    """A loss with a rubber band: loss(w) + strength/2 ||w - anchor||^2."""
+
+    def with_pull(w: Params, batch: Batch) -> Tensor:
+        return loss(w, batch) + strength / 2 * squared_distance(w, anchor)
+
+    return with_pull
 
 
 def check_at_least(method: str, **bounds: tuple[Any, float]) -> None:
@@ -155,6 +307,20 @@ def check_at_least(method: str, **bounds: tuple[Any, float]) -> None:
     for name, (value, least) in bounds.items():
         if not value >= least:
             raise InputError(f"{method}: {name} must be {least} or more, not {value}")
+
+
+def check_between(method: str, **bounds: tuple[float, float, float]) -> None:
+    """Raise an InputError unless each hyper-parameter lies in its interval: `check_between("apfl", alpha=(self.alpha, 0, 1))`."""
+    for name, (value, least, most) in bounds.items():
+        if not least <= value <= most:
+            raise InputError(f"{method}: {name} must be between {least} and {most}, not {value}")
+
+
+def check_positive(method: str, **values: float) -> None:
+    """Raise an InputError unless each hyper-parameter is above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise InputError(f"{method}: {name} must be above 0, not {value}")
 
 
 def check_choice(method: str, **choices: tuple[str, tuple[str, ...]]) -> None:

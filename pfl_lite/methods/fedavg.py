@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Method, Work
+from pfl_lite.methods.base import Method, Round, Work, check_choice
+from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 
 
@@ -14,18 +15,27 @@ class FedAvg(Method):
     """McMahan et al. (2017), algorithm 1: theta <- sum_i n_i theta_i / sum_i n_i over the sampled clients.
 
     The means are weighted by training size over the sampled clients, as in the paper; several public re-implementations average
-    without weights. Chapters: *Federated learning in twenty lines*, *One model or many*.
+    without weights, which is the option `weights="uniform"`. Chapters: *Federated learning in twenty lines*, *One model or many*.
     """
 
     name: ClassVar[str] = "fedavg"
     about: ClassVar[str] = "one global model, the size-weighted mean of the clients' models"
     one_model: ClassVar[bool] = True
 
+    weights: str = "size"
+    """`size`: clients count by their training images; `uniform`: all the same."""
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, weights=(self.weights, ("size", "uniform")))
+
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         return start, {}
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         return work.sgd(work.loss, received), client
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        return weighted_mean(uploads, round.weights(self.weights), server)
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return server

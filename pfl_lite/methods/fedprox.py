@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pfl_lite.methods.base import Batch, Work, check_at_least, squared_distance
+from pfl_lite.methods.base import Work, check_at_least, pulled
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Params
 
@@ -17,7 +15,7 @@ class FedProx(FedAvg):
     """Li et al. (2020), eq. 2: clients minimise f_i(w) + (mu/2) ||w - theta||^2 around the received theta.
 
     Differences from the paper: clients are sampled uniformly and weighted by n_i (as the authors' code does); no stragglers.
-    Chapter: *One model or many*.
+    Chapters: *One model or many*, *Pulling towards the centre*.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -27,13 +25,11 @@ class FedProx(FedAvg):
     """Strength of the pull; 0 is FedAvg."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(self.name, mu=(self.mu, 0))
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
-        def proximal_loss(w: Params, batch: Batch) -> Tensor:
-            return work.loss(w, batch) + self.mu / 2 * squared_distance(w, received)
-
-        return work.sgd(proximal_loss, received), client
+        return work.sgd(pulled(work.loss, self.mu, received), received), client
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
         """Fine-tuning drops the proximal term: the model is meant to leave theta."""

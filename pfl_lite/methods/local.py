@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pfl_lite.methods.base import Method, Work, stack
+from pfl_lite.methods.base import Method, Round, Work, stack
 from pfl_lite.models import Network, Params
 
 
@@ -24,7 +22,7 @@ class Local(Method):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         return {}, work.sgd(work.loss, client)
 
-    def aggregate(self, server: Params, uploads: Params, sizes: Tensor, ids: Tensor) -> Params:
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         return server
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
@@ -33,5 +31,5 @@ class Local(Method):
     def after_local(self, upload: Params, client: Params) -> Params:
         return client
 
-    def state(self, clients: Params) -> Params:
+    def state(self, server: Params, clients: Params) -> Params:
         return {}  # the client's state is its scored model

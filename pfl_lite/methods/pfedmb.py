@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Method, Work, check_at_least, check_choice, stack
+from pfl_lite.methods.base import Batch, Method, Round, Work, check_at_least, check_choice, stack
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import collapse, stack_branches, weights_by_name
@@ -60,7 +60,7 @@ class PFedMB(Method):
             rate=(self.rate, ("plain", "effective")),
         )
 
-    def start(self, network: Network, seed: int) -> Params:
+    def initial(self, network: Network, clients: int, seed: int) -> Params:
         # branches must differ: equal branches under equal alpha would stay equal for ever
         return stack_branches([network.init(seed, copy=b) for b in range(self.branches)])
 
@@ -98,15 +98,15 @@ class PFedMB(Method):
             scale = {name: 1 / (weights**2).sum(-1) for name, weights in mix.items()}
         return work.sgd(loss_of_branches, received, scale=scale) | {"alpha": alpha}, client  # eq. 4
 
-    def aggregate(self, server: Params, uploads: Params, sizes: Tensor, ids: Tensor) -> Params:
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         branches = {name: uploads[name] for name in server}  # [S, B, ...]
         if self.aggregation == "plain":
-            return weighted_mean(branches, sizes, server)  # eq. 6
+            return weighted_mean(branches, round.sizes, server)  # eq. 6
         mix = weights_by_name(
             uploads["alpha"], list(server), shared=self.alpha_scope == "shared"
         )  # [S, B] each
         return weighted_mean(
-            branches, {name: sizes[:, None] * alpha for name, alpha in mix.items()}, server
+            branches, {name: round.sizes[:, None] * alpha for name, alpha in mix.items()}, server
         )  # eq. 5
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
@@ -115,5 +115,5 @@ class PFedMB(Method):
     def after_local(self, upload: Params, client: Params) -> Params:
         return collapse({name: tensor for name, tensor in upload.items() if name != "alpha"}, upload["alpha"])
 
-    def state(self, clients: Params) -> Params:
+    def state(self, server: Params, clients: Params) -> Params:
         return {"alpha": self.mixture(clients)}  # [N, B] or [N, L, B]

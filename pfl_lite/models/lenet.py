@@ -21,11 +21,14 @@ class LeNet(nn.Module):
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, 32, 32]."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer reads: [b, 84] of images [b, C, 32, 32]."""
         # relu(max_pool(x)) = max_pool(relu(x)), and touches a quarter of the numbers
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 6, 14, 14]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, 5, 5]
         x = F.relu(self.fc1(x.flatten(1)))  # [b, 120]
-        x = F.relu(self.fc2(x))  # [b, 84]
-        return self.fc3(x)  # [b, K]
+        return F.relu(self.fc2(x))  # [b, 84]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, K] of images [b, C, 32, 32]."""
+        return self.fc3(self.features(x))

@@ -22,6 +22,33 @@ def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
     return layers
 
 
+class Features(nn.Module):
+    """A network without its last layer."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last layer reads."""
+        return self.network.features(x)  # type: ignore[operator]
+
+
+class Predictor(nn.Module):
+    """A prediction rule with its own parameters as a plain torch module, for models that are more than one plain network."""
+
+    def __init__(self, network: Network, rule: Callable[..., Tensor], model: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._network, self._rule = network, rule
+        # torch forbids dots in the names of a ParameterDict
+        self.model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in model.items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, K] of images x [b, C, H, W]."""
+        model = {name.replace("/", "."): tensor for name, tensor in self.model.items()}
+        return self._rule(self._network, model, x)
+
+
 class Network:
     """A plain torch module used as a function: `network(params, x) -> logits`.
 
@@ -45,6 +72,7 @@ class Network:
         self.name, self.build, self.dtype, self.device = name, build, dtype, device
         with torch.random.fork_rng(devices=[]):  # its random values are never used
             self._template = build().to(device=device, dtype=dtype)
+        self._features = Features(self._template)
         self.layers = layers_of(name for name, _ in self._template.named_parameters())
 
     @property
@@ -55,6 +83,21 @@ class Network:
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits [b, K] of images x [b, C, H, W] under the given parameters."""
         return functional_call(self._template, dict(params), (x,))
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """What the last layer reads [b, d], for images x [b, C, H, W]; the last layer's own parameters are not used."""
+        below = [name for layer in list(self.layers)[:-1] for name in self.layers[layer]]
+        inner = {f"network.{name}": params[name] for name in below}
+        return functional_call(self._features, inner, (x,))
+
+    @property
+    def last(self) -> str:
+        """Name of the last layer, the classifier."""
+        return list(self.layers)[-1]
+
+    def is_convolution(self, layer: str) -> bool:
+        """Whether a layer's weight is a stack of filters."""
+        return self._template.get_parameter(f"{layer}.weight").dim() == 4
 
     def init(self, seed: int, copy: int = 0) -> Params:
         """Initial parameters number `copy`; different copies are independent draws."""

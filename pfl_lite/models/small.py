@@ -13,9 +13,13 @@ class Linear(nn.Module):
         super().__init__()
         self.fc = nn.Linear(channels * size * size, classes)
 
+    def features(self, x: Tensor) -> Tensor:
+        """The pixels [b, d]."""
+        return x.flatten(1)
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits [b, K] of images [b, C, H, W]."""
-        return self.fc(x.flatten(1))
+        return self.fc(self.features(x))
 
 
 class SmallCNN(nn.Module):
@@ -28,9 +32,12 @@ class SmallCNN(nn.Module):
         self.fc1 = nn.Linear(16 * (size // 4) ** 2, 32)
         self.fc2 = nn.Linear(32, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer reads: [b, 32] of images [b, C, H, W]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 8, H/2, W/2]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, H/4, W/4]
-        x = F.relu(self.fc1(x.flatten(1)))  # [b, 32]
-        return self.fc2(x)  # [b, K]
+        return F.relu(self.fc1(x.flatten(1)))  # [b, 32]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, K] of images [b, C, H, W]."""
+        return self.fc2(self.features(x))

@@ -1,0 +1,54 @@
+"""Models of which one part is shared and the other stays at home."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from pfl_lite.errors import InputError
+from pfl_lite.methods.base import Method, Work, stack
+from pfl_lite.models import Network, Params
+
+
+def layers_from(network: Network, cut: str, what: str) -> set[str]:
+    """Names of the parameters of a layer and all layers after it.
+
+    Args:
+        network: whose layers are cut, in their order.
+        cut: `last`, `none` (nothing), `dense` (every layer after the last convolution), or a layer's name.
+        what: names the setting in the error.
+
+    Raises:
+        InputError: the network has no such layer.
+    """
+    layers = list(network.layers)
+    convolutions = [i for i, layer in enumerate(layers) if network.is_convolution(layer)]
+    places = {"last": len(layers) - 1, "none": len(layers), "dense": max(convolutions, default=-1) + 1}
+    if cut not in places and cut not in layers:
+        raise InputError(f"{what} must be one of {', '.join([*places, *layers])}, not '{cut}'")
+    first = places[cut] if cut in places else layers.index(cut)
+    return {name for layer in layers[first:] for name in network.layers[layer]}
+
+
+@dataclass(frozen=True)
+class PartlyShared(Method):
+    """Base of FedPer, FedRep and LG-FedAvg: `kept_home` says which parameters stay at their client; the others travel."""
+
+    @abstractmethod
+    def kept_home(self, network: Network) -> set[str]:
+        """Names of the private parameters."""
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        private = self.kept_home(network)
+        shared = {name: tensor for name, tensor in start.items() if name not in private}
+        return shared, stack({name: start[name] for name in start if name in private}, clients)
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        trained = work.sgd(work.loss, received | client)
+        return {name: trained[name] for name in received}, {name: trained[name] for name in client}
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return server | client
+
+    def after_local(self, upload: Params, client: Params) -> Params:
+        return upload | client
