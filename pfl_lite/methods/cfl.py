@@ -1,0 +1,161 @@
+"""Clustered FL: one model, until the clients' updates disagree; then two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_lite.errors import InputError
+from pfl_lite.methods.base import (
+    Method,
+    Round,
+    Work,
+    check_at_least,
+    check_choice,
+    flatten,
+    select,
+)  # fmt: skip
+from pfl_lite.methods.clusters import best_model, mean_by_cluster
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class ClusteredFL(Method):
+    """Sattler et al. (2020), algorithm 2: a cell of clients splits in two when its mean update is small but single ones are not.
+
+    A cell c splits if ||mean dW_i|| < eps1 and max ||dW_i|| > eps2 (norms over all parameters), by complete-linkage clustering
+    on -cos(dW_i, dW_j); the halves are mapped back to client ids. Cells are numbered by their lowest client id.
+    The method assumes full participation. Under partial participation only the participants vote; an absent client goes to the
+    half whose updates are more like its last known one, a client that was never seen to the larger half. A client that never
+    took part is scored by the cell with the lowest loss on its training data. Chapter: *Clusters*.
+    """
+
+    name: ClassVar[str] = "cfl"
+    about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
+    watched: ClassVar[tuple[str, ...]] = ("cluster",)
+
+    eps1: float = 0.4
+    """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""
+    eps2: float = 1.6
+    """... and some update's norm is above this."""
+    gamma: float = 0.0
+    """If positive, both thresholds give way to ||mean dW_i|| / max ||dW_i|| < gamma."""
+    warmup: int = 20
+    """Rounds before the first split."""
+    weights: str = "size"
+    """`size`: clients count by their training images in means; `uniform`: all the same."""
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            self.name,
+            eps1=(self.eps1, 0),
+            eps2=(self.eps2, 0),
+            gamma=(self.gamma, 0),
+            warmup=(self.warmup, 0),
+        )
+        if self.eps1 > self.eps2:
+            raise InputError(f"cfl: eps1 ({self.eps1:g}) must not be above eps2 ({self.eps2:g})")
+        check_choice(self.name, weights=(self.weights, ("size", "uniform")))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        device = next(iter(start.values())).device
+        cells = {name: tensor[None] for name, tensor in start.items()}  # [C, ...] with C = 1 at first
+        return cells | {"cluster": torch.zeros(clients, dtype=torch.int64, device=device)}, {
+            "cell": torch.full((clients,), -1, device=device)  # >= 0: a newcomer's choice
+        }
+
+    def models(self, server: Params) -> Params:
+        """One model a cell, [C, ...]."""
+        return {
+            name: tensor for name, tensor in server.items() if name not in ("cluster", "updates", "known")
+        }
+
+    def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        return select(self.models(server), server["cluster"][id])
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        return work.sgd(work.loss, received), client
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        models, cluster, weights = self.models(server), server["cluster"], round.weights(self.weights)
+        delta = {name: uploads[name] - rows for name, rows in select(models, cluster[round.ids]).items()}
+        updates = flatten(delta)  # [S, P]
+        memory = self.remember(server, updates, round)
+        label = cluster * 2  # a split cell's second half becomes odd
+        for cell in cluster.unique():
+            here = cluster[round.ids] == cell  # [S]
+            if round.number > self.warmup and self.splits(updates[here], weights[here]):
+                second = bipartition(updates[here])  # [members], relative to this cell's participants
+                label[round.ids[here]] += second.long()  # mapped back to client ids
+                for i in (cluster == cell).nonzero().flatten().tolist():
+                    if i not in round.ids:
+                        label[i] += int(nearer_half(memory, i, updates[here], second))
+        first = torch.stack([(label == one).nonzero()[0, 0] for one in label.unique()]).sort().values
+        parent = cluster[first]  # of each new cell, which are numbered by their lowest client id
+        cluster = (label[:, None] == label[first]).long().argmax(1)
+        previous = select(models, parent)
+        still = {name: torch.zeros_like(tensor) for name, tensor in previous.items()}
+        step = mean_by_cluster(delta, cluster[round.ids], weights, still)
+        return (
+            {name: tensor + step[name] for name, tensor in previous.items()} | {"cluster": cluster} | memory
+        )
+
+    def splits(self, updates: Tensor, weights: Tensor) -> bool:
+        """Whether a cell with these updates [members, P] is to split."""
+        if len(updates) <= 2:
+            return False
+        share = (weights / weights.sum()).to(updates)
+        mean, largest = (share @ updates).norm(), updates.norm(dim=1).max()
+        if self.gamma:
+            return bool(mean < self.gamma * largest)
+        return bool(mean < self.eps1 and largest > self.eps2)
+
+    def remember(self, server: Params, updates: Tensor, round: Round) -> Params:
+        """Everybody's last update [N, P], needed as soon as somebody is absent."""
+        clients = len(server["cluster"])
+        if len(round.ids) == clients:
+            return {}
+        last = server.get("updates", updates.new_zeros(clients, updates.shape[1]))
+        known = server.get("known", torch.zeros(clients, dtype=torch.bool, device=updates.device))
+        return {
+            "updates": last.index_copy(0, round.ids, updates),
+            "known": known.index_fill(0, round.ids, True),
+        }
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return {"cell": best_model(self.models(server), work)}
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        cell = client["cell"]
+        return select(self.models(server), torch.where(cell >= 0, cell, server["cluster"][work.id]))
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def server_model(self, server: Params) -> Params:
+        return self.models(server)
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {"cluster": server["cluster"]}
+
+
+def bipartition(updates: Tensor) -> Tensor:
+    """Two halves of updates [m, P] by complete linkage on -cos: bool [m], False for the half that holds the first one."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    direction = F.normalize(updates.double(), dim=1, eps=1e-300)
+    distance = (1 - direction @ direction.T).cpu().numpy()
+    labels = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
+    return torch.from_numpy(labels != labels[0]).to(updates.device)
+
+
+def nearer_half(memory: Params, client: int, updates: Tensor, second: Tensor) -> bool:
+    """Whether an absent client belongs to the second half: by the mean cosine to its last update, else the larger half."""
+    if not memory["known"][client]:
+        return bool(second.sum() > len(second) / 2)
+    likeness = F.cosine_similarity(memory["updates"][client][None], updates)  # [m]
+    return bool(likeness[second].mean() > likeness[~second].mean())

@@ -1,0 +1,33 @@
+"""What methods share that keep several models, one a cluster of clients."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfl_lite.methods.base import Work, select
+from pfl_lite.methods.weighted_mean import weighted_mean
+from pfl_lite.models import Params
+
+
+def best_model(models: Params, work: Work) -> Tensor:
+    """Which of the stacked models [k, ...] has the lowest loss on the client's training images; the first in a tie."""
+    count = len(next(iter(models.values())))
+    losses = [work.train_mean(work.losses(select(models, j))) for j in range(count)]
+    return torch.stack(losses).argmin()
+
+
+def mean_by_cluster(uploads: Params, cluster: Tensor, weights: Tensor, previous: Params) -> Params:
+    """The weighted mean of the members' models in every cluster; an empty cluster keeps its previous one.
+
+    Args:
+        uploads: tensors [S, ...].
+        cluster: each client's cluster [S].
+        weights: aggregation weights [S].
+        previous: tensors [k, ...].
+    """
+    count = len(next(iter(previous.values())))
+    member = F.one_hot(cluster.long(), count)  # [S, k]
+    spread = {name: x[:, None].expand(-1, count, *x.shape[1:]) for name, x in uploads.items()}
+    return weighted_mean(spread, weights[:, None] * member, previous)

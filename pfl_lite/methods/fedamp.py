@@ -1,0 +1,112 @@
+"""FedAMP: the server sends every client a mix of the models that resemble its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pfl_lite.errors import InputError
+from pfl_lite.methods.base import (
+    Method,
+    Round,
+    Work,
+    check_at_least,
+    check_choice,
+    flatten,
+    pack,
+    pulled,
+    stack,
+    unpack,
+)  # fmt: skip
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class FedAMP(Method):
+    """Huang et al. (2021), algorithm 1: u_i = sum_j xi_ij w_j, then w_i = argmin f_i(w) + (lam/2) ||w - u_i||^2.
+
+    xi_ij = alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma, and xi_ii = 1 - the others. A free alpha can make xi_ii
+    negative; here alpha follows from `self_weight`, the least that any client gives itself. `lam` is lambda/alpha in the paper's
+    letters. Clients mix from their first upload on; absent ones stay in the mix with their last model. A client that never took
+    part is scored with the common start. Chapter: *Neighbours*.
+    """
+
+    name: ClassVar[str] = "fedamp"
+    about: ClassVar[str] = "each client is pulled towards a mix of the models most like its own"
+    watched: ClassVar[tuple[str, ...]] = ("attention",)
+
+    lam: float = 1.0
+    """Strength of the pull towards u_i."""
+    sigma: float = 0.0
+    """Width of the attention, a squared distance; 0: the median over pairs after the first round, fixed from then on."""
+    self_weight: float = 0.5
+    """xi_ii of the client with the nearest neighbours; the others keep more for themselves."""
+    start: str = "cloud"
+    """Local training starts from the received mix u_i (`cloud`) or from the client's own w_i (`own`)."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, lam=(self.lam, 0), sigma=(self.sigma, 0), self_weight=(self.self_weight, 0))
+        if self.self_weight >= 1:
+            raise InputError(f"fedamp: self_weight must be below 1, not {self.self_weight:g}")
+        check_choice(self.name, start=(self.start, ("cloud", "own")))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        like, own = next(iter(start.values())), stack(start, clients)
+        server = pack("model", own) | {
+            "attention": torch.eye(clients, dtype=torch.float64, device=like.device),
+            "uploaded": torch.zeros(clients, dtype=torch.bool, device=like.device),
+            "sigma": like.new_tensor(self.sigma, dtype=torch.float64),
+        }
+        return server, own
+
+    def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        row = server["attention"][id]  # [N]
+        models = unpack("model", server)  # [N, ...]
+        return {name: torch.tensordot(row.to(w), w, dims=1) for name, w in models.items()}
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        begin = received if self.start == "cloud" else client
+        trained = work.sgd(pulled(work.loss, self.lam, received), begin)
+        return trained, trained
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        models = {
+            name: rows.index_copy(0, round.ids, uploads[name])
+            for name, rows in unpack("model", server).items()
+        }
+        uploaded = server["uploaded"].index_fill(0, round.ids, True)
+        w = flatten(models).double()  # [N, P]
+        distance = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2  # [N, N]
+        sigma = server["sigma"]
+        if sigma == 0:
+            present = distance[uploaded][:, uploaded]
+            pairs = present[tuple(torch.triu_indices(len(present), len(present), 1))]
+            sigma = pairs.quantile(0.5) if len(pairs) else sigma
+        attention = self.attention(distance, sigma, uploaded)
+        return pack("model", models) | {"attention": attention, "uploaded": uploaded, "sigma": sigma}
+
+    def attention(self, distance: Tensor, sigma: Tensor, uploaded: Tensor) -> Tensor:
+        """xi [N, N] from squared distances [N, N], among those who have uploaded; the identity for the others."""
+        pairs = (
+            uploaded[:, None] & uploaded & ~torch.eye(len(uploaded), dtype=torch.bool, device=distance.device)
+        )
+        near = torch.where(pairs, torch.exp(-distance / sigma) / sigma, 0.0).nan_to_num(0, 0, 0)  # A'
+        most = near.sum(1).max()
+        alpha = torch.where(most > 0, (1 - self.self_weight) / most, 0.0)
+        others = alpha * near
+        return others + torch.diag(1 - others.sum(1))
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return client
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def server_model(self, server: Params) -> Params:
+        return {}
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {"attention": server["attention"]}  # [N, N]

@@ -1,0 +1,138 @@
+"""FedFomo: every client picks, from the others' models, those that help it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pfl_lite.methods.base import (
+    Method,
+    Round,
+    Work,
+    check_at_least,
+    check_between,
+    pack,
+    select,
+    squared_distance,
+    stack,
+    unpack,
+)  # fmt: skip
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """Zhang et al. (2021), eqs 3 to 5: theta_i <- theta_i^- + sum_n w_n (theta_n - theta_i^-), w_n by the loss on held-out data.
+
+    w_n is proportional to max(0, (L(theta_i^-) - L(theta_n)) / ||theta_n - theta_i^-||), where theta_i^- is the client's model
+    before its last training and L its loss on its validation images, which never train. If no w_n is positive the client keeps
+    its current model (the authors' code goes back to theta_i^-). Candidates are the client's own model and, of those uploaded in
+    the last round, the ones with the highest summed weights so far; each place goes to a random one with probability epsilon.
+    Differences from the authors' code: the l2 distance, no spectral sub-models. Chapter: *Neighbours*.
+    """
+
+    name: ClassVar[str] = "fedfomo"
+    about: ClassVar[str] = "clients mix the models of others that do well on their own validation images"
+    watched: ClassVar[tuple[str, ...]] = ("weights",)
+
+    models: int = 5
+    """M, candidates a round, the client's own model included; 1 is Local."""
+    epsilon: float = 0.3
+    """Share of candidates drawn at random at first; it falls by 0.05 a round."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, models=(self.models, 1))
+        check_between(self.name, epsilon=(self.epsilon, 0, 1))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        like = next(iter(start.values()))
+        own = stack(start, clients)
+        server = pack("model", own) | {
+            "affinity": like.new_zeros(clients, clients, dtype=torch.float64),
+            "candidates": torch.full((clients, min(self.models, clients) - 1), -1, device=like.device),
+        }  # -1: nobody
+        return server, pack("own", own) | pack("before", own) | {"weights": like.new_zeros(clients, clients)}
+
+    def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
+        return select(unpack("model", server), chosen.clamp_min(0)) | {"candidates": chosen}
+
+    def floats(self, message: Params) -> int | Tensor:
+        """Only the models of real candidates travel."""
+        if "candidates" not in message:
+            return super().floats(message)
+        rows = [tensor for name, tensor in message.items() if name != "candidates"]
+        return (message["candidates"] >= 0).sum() * sum(t[0].numel() if len(t) else 0 for t in rows)
+
+    def mix(self, received: Params, client: Params, work: Work) -> tuple[Params, Params, Tensor]:
+        """The client's model after the update, its state with that model, and the unclipped weights [M], own model first."""
+        own, before = unpack("own", client), unpack("before", client)
+        places = torch.cat(
+            [torch.as_tensor(work.id).reshape(1).to(received["candidates"]), received["candidates"]]
+        )
+        models = {name: torch.cat([w[None], received[name]]) for name, w in own.items()}  # [M, ...]
+        baseline = work.held_out_loss(before)
+
+        def worth(n: int) -> Tensor:
+            distance = squared_distance(before, select(models, n)).sqrt()
+            gain = baseline - work.held_out_loss(select(models, n))
+            useful = (distance > 0) & (places[n] >= 0)
+            return torch.where(useful, gain / torch.where(useful, distance, 1.0), 0.0)
+
+        scores = torch.stack([worth(n) for n in range(len(places))])  # eq. 4, [M]
+        weight = scores.clamp_min(0)
+        total = weight.sum()
+        weight = weight / torch.where(total > 0, total, 1.0)
+        mixed = {
+            name: torch.where(total > 0, w + torch.tensordot(weight, models[name] - w, dims=1), own[name])
+            for name, w in before.items()
+        }  # eq. 3
+        everyone = torch.arange(len(client["weights"]), device=weight.device)
+        row = weight @ (places[:, None] == everyone).to(weight)  # [N]
+        return mixed, pack("own", mixed) | pack("before", mixed) | {"weights": row}, scores
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        mixed, state, scores = self.mix(received, client, work)
+        trained = work.sgd(work.loss, mixed)
+        return trained | {"scores": scores}, state | pack("own", trained)
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        ids, affinity, asked = round.ids, server["affinity"].clone(), server["candidates"][round.ids]
+        for place in range(asked.shape[1]):  # scores[:, 0] is the own model's
+            score = torch.where(asked[:, place] >= 0, uploads["scores"][:, place + 1], 0.0)
+            affinity[ids, asked[:, place].clamp_min(0)] += score.to(affinity)
+        models = {
+            name: server[name].index_copy(0, ids, uploads[name.removeprefix("model/")])
+            for name in pack("model", unpack("model", server))
+        }
+        return models | {"affinity": affinity, "candidates": self.choose(affinity, round)}
+
+    def choose(self, affinity: Tensor, round: Round) -> Tensor:
+        """Every client's candidates [N, M - 1] for the next round, of those who uploaded in this one; -1: nobody."""
+        clients, rng = len(affinity), round.random("candidates")
+        epsilon = max(0.0, self.epsilon - 0.05 * round.number)
+        chosen = torch.full((clients, min(self.models, clients) - 1), -1)
+        for i, row in enumerate(affinity.cpu()):
+            left = sorted((n for n in round.ids.tolist() if n != i), key=lambda n: -float(row[n]))
+            for place in range(min(chosen.shape[1], len(left))):
+                pick = int(rng.integers(len(left))) if rng.random() < epsilon else 0
+                chosen[i, place] = left.pop(pick)
+        return chosen.to(affinity.device)
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return self.mix(self.download(server, client, work.id), client, work)[1]
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return unpack("own", client)
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def server_model(self, server: Params) -> Params:
+        return {}
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {"weights": clients["weights"]}  # [N, N]

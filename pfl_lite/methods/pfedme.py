@@ -1,0 +1,95 @@
+"""pFedMe: personal models tied to the global one by a Moreau envelope."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from pfl_lite.methods.base import (
+    Batch,
+    Carry,
+    Method,
+    Round,
+    Work,
+    check_at_least,
+    check_positive,
+    pulled,
+    stack,
+)  # fmt: skip
+from pfl_lite.methods.weighted_mean import weighted_mean
+from pfl_lite.models import Network, Params
+
+if TYPE_CHECKING:
+    from pfl_lite.engine.config import RunConfig
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Dinh et al. (2020), algorithm 1: theta_i = argmin f_i(theta) + (lam/2) ||theta - w_i||^2, then w_i follows theta_i.
+
+    Every mini-batch gives `inner_steps` gradient steps on theta and one step of the run's SGD on w_i along lam (w_i - theta).
+    The scored model is theta_i, kept apart from w_i (in the authors' code both share memory, so that w_i is scored). R, the local
+    steps, are the mini-batches of E epochs; the server weighs by n_i (the paper's uniform mean, the authors' code by n_i).
+    A client that never took part does one client round, without upload, before it is scored. Chapter: *Two models, one tie*.
+    """
+
+    name: ClassVar[str] = "pfedme"
+    about: ClassVar[str] = "a personal model for each client, tied to the global one by a quadratic"
+
+    lam: float = 15.0
+    """Strength lambda of the tie."""
+    inner_steps: int = 5
+    """K, gradient steps on theta a mini-batch."""
+    inner_lr: float = 0.01
+    """Their learning rate eta_p; the run's learning rate is eta, that of w_i."""
+    beta: float = 1.0
+    """How far the server moves to the clients' mean."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, lam=(self.lam, 0), inner_steps=(self.inner_steps, 1), beta=(self.beta, 0))
+        check_positive(self.name, inner_lr=self.inner_lr)
+
+    def check_run(self, run: RunConfig) -> str | None:
+        if run.lr * self.lam <= 1:
+            return None
+        return (
+            f"pfedme: lr * lam is {run.lr * self.lam:g}; above 1 the local model overshoots theta: "
+            f"an lr of at most {1 / self.lam:g} does not"
+        )
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        return start, stack(start, clients)
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        def one_batch(carry: Carry, batch: Batch) -> Carry:
+            w, theta, velocity = carry
+            envelope = pulled(work.loss, self.lam, w)  # eq. 3
+            for _ in range(self.inner_steps):
+                gradient = work.grad(envelope, theta, batch)
+                theta = {k: torch.sub(theta[k], gradient[k], alpha=self.inner_lr) for k in theta}
+            w, velocity = work.descend(w, velocity, {k: self.lam * (w[k] - theta[k]) for k in w})
+            return w, theta, velocity
+
+        w, theta, _ = work.scan(one_batch, (received, received, work.still(received)))
+        return w, theta
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        mean = weighted_mean(uploads, round.sizes, server)
+        return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return self.local(server, client, work)[1]
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return client
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def global_model(self, server: Params) -> Params | None:
+        return server
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {}  # the client's state is its scored model

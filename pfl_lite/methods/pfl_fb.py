@@ -1,0 +1,53 @@
+"""PFL-FB: FedAvg, then every client tunes the upper layers and freezes the base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pfl_lite.methods.base import Batch, Work, check_choice
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.methods.split import layers_from
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class PFLFB(FedAvg):
+    """Yu et al. (2020), "freeze base", as PFL-MoE uses it (Guo et al. 2021, section III): theta_E stays, theta_C tunes.
+
+    Yu et al.'s code tunes the last layer only (`head="last"`), PFL-MoE all fully connected ones (`dense`, the default). In
+    PFL-MoE's tables it learns from three quarters of a client's images, because the rest trains the gate (`data="per"`).
+    Chapter: *Sharing a part*.
+    """
+
+    name: ClassVar[str] = "pfl_fb"
+    about: ClassVar[str] = "FedAvg, then fine-tuning of the upper layers with the base frozen"
+    tuning: ClassVar[int] = 1
+
+    head: str = "dense"
+    """What is tuned: `dense` (all layers after the convolutions), `last`, `none` (FedAvg), or a layer's name and what follows."""
+    data: str = "all"
+    """`all` of the client's training images, or `per`: a fixed three quarters of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.name, data=(self.data, ("all", "per")))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        layers_from(network, self.head, f"{self.name}: head")  # refuses a layer that does not exist
+        return super().init(start, network, clients)
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        tuned = layers_from(work.network, self.head, f"{self.name}: head")
+        base = {name: tensor for name, tensor in server.items() if name not in tuned}
+
+        def loss_of_head(head: Params, batch: Batch) -> Tensor:
+            return work.loss(base | head, batch)
+
+        head = {name: tensor for name, tensor in server.items() if name in tuned}
+        return server | work.sgd(loss_of_head, head, part=self.data)
+
+    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
+        return self.own_update(server, client, work)
