@@ -7,28 +7,58 @@ from dataclasses import fields
 from typing import Any
 
 from pfl_lite.errors import InputError, unknown
+from pfl_lite.methods.apfl import APFL
 from pfl_lite.methods.base import Method
+from pfl_lite.methods.cfl import ClusteredFL
+from pfl_lite.methods.ditto import Ditto
+from pfl_lite.methods.fedamp import FedAMP
 from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.methods.fedem import FedEM
+from pfl_lite.methods.fedfomo import FedFomo
 from pfl_lite.methods.fedper import FedPer
 from pfl_lite.methods.fedprox import FedProx
+from pfl_lite.methods.fedrep import FedRep
+from pfl_lite.methods.ifca import IFCA
+from pfl_lite.methods.lg_fedavg import LGFedAvg
 from pfl_lite.methods.local import Local
+from pfl_lite.methods.moon import Moon
+from pfl_lite.methods.perfedavg import PerFedAvg
+from pfl_lite.methods.pfedhn import PFedHN
 from pfl_lite.methods.pfedmb import PFedMB
+from pfl_lite.methods.pfedme import PFedMe
+from pfl_lite.methods.pfl_fb import PFLFB
+from pfl_lite.methods.pfl_ft import PFLFT
+from pfl_lite.methods.scaffold import Scaffold
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        *(
+            Local,
+            FedAvg,
+            FedProx,
+            PFLFT,
+            PFLFB,
+            FedPer,
+            PFedMe,
+            IFCA,
+            ClusteredFL,
+            FedFomo,
+            FedAMP,
+            FedEM,
+            PFedMB,
+        ),
+        *(Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN),
+    )
+}
 
 __all__ = [
     "METHODS",
-    "FedAvg",
-    "FedPer",
-    "FedProx",
-    "Local",
     "Method",
-    "PFedMB",
     "convert_settings",
     "make_method",
+    *sorted(method.__name__ for method in METHODS.values()),
 ]
-
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Local, FedAvg, FedProx, FedPer, PFedMB)
-}
 
 
 def make_method(name: str, **settings: Any) -> Method:

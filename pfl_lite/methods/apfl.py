@@ -1,0 +1,77 @@
+"""APFL: a personal model and the global one, mixed in parameter space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pfl_lite.methods.base import Batch, Work, check_between, pack, stack, unpack
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class APFL(FedAvg):
+    """Deng et al. (2020), algorithm 1: vbar = alpha v_i + (1 - alpha) w_i; w_i learns by itself, v_i through vbar.
+
+    Each step moves w_i along grad f(w_i) and v_i along alpha grad f(vbar), both taken before the step. alpha_i moves once, at the
+    start of a round, along <v_i - w, grad f_i(vbar)> with the received w and the whole training data. Scored is vbar with the
+    server's w. A client that never took part does one client round, without upload, before it is scored.
+    Chapter: *Two models, one tie*.
+    """
+
+    name: ClassVar[str] = "apfl"
+    about: ClassVar[str] = (
+        "a mix of the global and a personal model, in parameter space, with a learned share"
+    )
+    one_model: ClassVar[bool] = False
+    watched: ClassVar[tuple[str, ...]] = ("alpha",)
+
+    alpha: float = 0.5
+    """Share of the personal model at first; 0 is FedAvg, 1 is Local."""
+    adaptive: bool = True
+    """Let every client learn its own share."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between(self.name, alpha=(self.alpha, 0, 1))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        like = next(iter(start.values()))
+        return start, pack("own", stack(start, clients)) | {"alpha": like.new_full((clients,), self.alpha)}
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        v, alpha = unpack("own", client), client["alpha"]
+        if self.adaptive:
+            slope = work.train_gradient(mix(alpha, v, received))
+            moved = torch.stack([((v[k] - received[k]) * slope[k]).sum() for k in v]).sum()
+            alpha = (alpha - work.lr * moved).clamp(0, 1)
+
+        def both(models: Params, batch: Batch) -> Params:
+            w, v = unpack("w", models), unpack("v", models)
+            through = work.grad(work.loss, mix(alpha, v, w), batch)  # grad f(vbar)
+            along_v = {name: alpha * g for name, g in through.items()}
+            return pack("w", work.grad(work.loss, w, batch)) | pack("v", along_v)
+
+        trained = work.follow(both, pack("w", received) | pack("v", v))
+        return unpack("w", trained), pack("own", unpack("v", trained)) | {"alpha": alpha}
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return self.local(server, client, work)[1]
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return mix(client["alpha"], unpack("own", client), server)
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {"alpha": clients["alpha"]}  # [N]
+
+
+def mix(alpha: Tensor, v: Params, w: Params) -> Params:
+    """vbar = alpha v + (1 - alpha) w."""
+    return {name: alpha * v[name] + (1 - alpha) * w[name] for name in w}

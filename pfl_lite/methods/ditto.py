@@ -1,0 +1,48 @@
+"""Ditto: a global model, and beside it a personal one on a leash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pfl_lite.methods.base import Work, check_at_least, pulled, stack
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """Li et al. (2021), algorithm 1: w is FedAvg's; v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - w^t)), w^t as received.
+
+    v_i trains E epochs on the mini-batches of w_i. A client that never took part does one client round, without upload, before
+    it is scored. Chapter: *Two models, one tie*.
+    """
+
+    name: ClassVar[str] = "ditto"
+    about: ClassVar[str] = "FedAvg, and for each client a second model pulled towards it"
+    one_model: ClassVar[bool] = False
+
+    lam: float = 1.0
+    """Strength of the pull; 0 is Local."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self.name, lam=(self.lam, 0))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        return start, stack(start, clients)
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        return work.sgd(work.loss, received), self.arrive(received, client, work)
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return work.sgd(pulled(work.loss, self.lam, server), client)
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return client
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {}  # the client's state is its scored model

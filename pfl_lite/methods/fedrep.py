@@ -1,0 +1,48 @@
+"""FedRep: a shared representation, private heads, trained in turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pfl_lite.methods.base import Batch, Work, check_at_least
+from pfl_lite.methods.fedper import FedPer
+from pfl_lite.models import Params
+
+
+@dataclass(frozen=True)
+class FedRep(FedPer):
+    """Collins et al. (2021), algorithm 1: `head_epochs` epochs on the head, then E epochs on the base; only the base travels.
+
+    A client that never took part trains its head before it is scored. Chapter: *Sharing a part*.
+    """
+
+    name: ClassVar[str] = "fedrep"
+    about: ClassVar[str] = "FedPer with the head trained first, then the base"
+
+    head_epochs: int = 10
+    """Epochs on the head, with the base as received; the base then trains the run's E epochs."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self.name, head_epochs=(self.head_epochs, 0))
+
+    def fit_head(self, base: Params, head: Params, work: Work) -> Params:
+        """The head after its epochs; the base does not move."""
+
+        def loss_of_head(h: Params, batch: Batch) -> Tensor:
+            return work.loss(base | h, batch)
+
+        return work.sgd(loss_of_head, head, phase="head", epochs=self.head_epochs)
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        head = self.fit_head(received, client, work)
+
+        def loss_of_base(base: Params, batch: Batch) -> Tensor:
+            return work.loss(base | head, batch)
+
+        return work.sgd(loss_of_base, received), head
+
+    def arrive(self, server: Params, client: Params, work: Work) -> Params:
+        return self.fit_head(server, client, work)

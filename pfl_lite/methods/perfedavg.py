@@ -1,0 +1,58 @@
+"""Per-FedAvg: a start from which one step of adaptation goes far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pfl_lite.methods.base import Batch, Work, check_at_least, check_choice
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.models import Params
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """Fallah et al. (2020), algorithm 1: clients descend F_i(w) = f_i(w - a grad f_i(w)), a = `inner_lr`.
+
+    Every mini-batch gives one outer step, whose inner gradient comes from a second mini-batch. `fo` leaves the Hessian out, `hf`
+    takes it exactly, by differentiating through the inner step (the paper's HF estimates it by differences). Scored is w after
+    one step of `inner_lr` on the whole training data (some public code adapts on test data). Chapter: *Two models, one tie*.
+    """
+
+    name: ClassVar[str] = "perfedavg"
+    about: ClassVar[str] = "a global model trained to be good after one step of adaptation"
+    one_model: ClassVar[bool] = False
+
+    inner_lr: float = 0.01
+    """a, the rate of adaptation; 0 is FedAvg."""
+    variant: str = "fo"
+    """`fo`: first order; `hf`: with the Hessian term."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self.name, inner_lr=(self.inner_lr, 0))
+        check_choice(self.name, variant=(self.variant, ("fo", "hf")))
+
+    def adapt(self, w: Params, gradient: Params) -> Params:
+        """w - a gradient."""
+        return {name: w[name] - self.inner_lr * gradient[name] for name in w}
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        def outer(w: Params, batch: Batch, inner: Batch) -> Params:
+            if self.variant == "fo":
+                return work.grad(work.loss, self.adapt(w, work.grad(work.loss, w, inner)), batch)
+
+            def adapted_loss(w: Params, batch: Batch) -> Tensor:
+                return work.loss(self.adapt(w, work.grad(work.loss, w, inner)), batch)
+
+            return work.grad(adapted_loss, w, batch)  # (I - a H) grad f(w')
+
+        return work.follow(outer, received, phase=("weights", "inner")), client
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return self.adapt(server, work.train_gradient(server))
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)

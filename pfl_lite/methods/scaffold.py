@@ -1,0 +1,82 @@
+"""SCAFFOLD: control variates that undo the clients' drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from pfl_lite.methods.base import Batch, Round, Work, check_choice, check_positive, pack, stack, unpack
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.methods.weighted_mean import weighted_mean
+from pfl_lite.models import Network, Params
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """Karimireddy et al. (2020), algorithm 1: y <- y - eta (grad f_i(y) + c - c_i), option II: c_i+ = c_i - c + (w - y)/(K eta).
+
+    Means are uniform as in the paper; c moves by S/N of the mean change, with the weights of the model's mean. With momentum or
+    weight decay (w - y) / (K eta) is no longer the mean gradient. Chapter: *Pulling towards the centre*.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    about: ClassVar[str] = "FedAvg whose clients correct their steps by control variates"
+
+    weights: str = "uniform"
+    """`size`: clients count by their training images; `uniform`: all the same."""
+    server_lr: float = 1.0
+    """eta_g, how far the server moves along the mean change."""
+    control: str = "on"
+    """`off`: no correction, which is FedAvg."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self.name, server_lr=self.server_lr)
+        check_choice(self.name, control=(self.control, ("on", "off")))
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        if self.control == "off":
+            return start, {}
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        return start | pack("control", zeros), pack("control", stack(zeros, clients))
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        c, own = unpack("control", received), unpack("control", client)
+        w = self.weights_of(received)
+
+        def corrected(y: Params, batch: Batch) -> Params:
+            gradient = work.grad(work.loss, y, batch)
+            return {name: g + c[name] - own[name] for name, g in gradient.items()} if c else gradient
+
+        y = work.follow(corrected, w)
+        change = {name: y[name] - w[name] for name in w}
+        new = {name: own[name] - c[name] - change[name] / work.steps / work.lr for name in c}  # option II
+        drift = {name: new[name] - own[name] for name in c}
+        return change | pack("control", drift), pack("control", new)
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        still = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+        mean = weighted_mean(uploads, round.weights(self.weights), still)
+        rate = {name: self.server_lr for name in self.weights_of(server)}
+        rate |= {
+            name: len(round.ids) / round.clients for name in server if name not in rate
+        }  # c moves by S/N
+        return {name: tensor + rate[name] * mean[name] for name, tensor in server.items()}
+
+    def weights_of(self, server: Params) -> Params:
+        """The model without the control variate."""
+        return {name: tensor for name, tensor in server.items() if not name.startswith("control/")}
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        return self.weights_of(server)
+
+    def global_model(self, server: Params) -> Params | None:
+        return self.weights_of(server)
+
+    def server_model(self, server: Params) -> Params:
+        return self.weights_of(server)
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        return self.plain_sgd(server, client, work)
