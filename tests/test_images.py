@@ -89,6 +89,28 @@ def test_glyphs_are_drawn_once(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert np.array_equal(getattr(cached, name), getattr(drawn, name))
 
 
+def test_glyphs10_are_the_figures_of_the_glyphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = load("glyphs10")
+    assert [path.name for path in folder.iterdir()] == ["glyphs.npz"]  # no pixel is stored twice
+    monkeypatch.setattr(glyphs, "draw", lambda: pytest.fail("drawn a second time"))
+    drawn = load("glyphs")
+    for split, n in (("train", 2_000), ("test", 500)):
+        wanted = np.isin(
+            getattr(drawn, f"{split}_labels"), [drawn.card.classes.index(c) for c in "0123456789"]
+        )
+        assert len(getattr(figures, f"{split}_labels")) == n == getattr(figures.card, f"{split}_size")
+        for part in ("images", "labels", "writers"):
+            of_all = getattr(drawn, f"{split}_{part}")
+            assert np.array_equal(getattr(figures, f"{split}_{part}"), of_all[wanted])
+    assert figures.name == "glyphs10" and figures.card.classes == tuple("0123456789")
+    assert set(np.bincount(figures.train_labels)) == {200} and set(np.bincount(figures.test_labels)) == {50}
+    assert set(np.bincount(figures.train_writers)) == {20} and set(np.bincount(figures.test_writers)) == {5}
+    card, pixels = datasets()["glyphs10"], figures.train_images / 255
+    assert (card.train_size, card.test_size, card.writers) == (2_000, 500, 100)
+    assert card.mean == pytest.approx((pixels.mean(),), abs=2e-3)
+    assert card.std == pytest.approx((pixels.std(),), abs=2e-3)
+
+
 def test_glyphs_are_legible_and_their_writers_tell() -> None:
     drawn = glyphs.draw()
     ink = drawn["train_images"] > 128
@@ -326,11 +348,11 @@ def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_cards() -> None:
     cards = datasets()
-    assert list(cards) == ["digits", "glyphs", "fashion_mnist", "cifar10", "cifar100", "emnist"]
+    assert list(cards) == ["digits", "glyphs", "glyphs10", "fashion_mnist", "cifar10", "cifar100", "emnist"]
     for name, card in cards.items():
         assert card.name == name and card.source and card.licence and card.how_to_get
         assert len(card.mean) == len(card.std) == card.channels
         assert len(set(card.classes)) == len(card.classes)
-    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 100, 62]
+    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 10, 100, 62]
     with pytest.raises(InputError, match="did you mean cifar10"):
         load("cifar1O")

@@ -62,7 +62,7 @@ experiments know the engine; plots, widgets and the command line are the roof. E
 DATASETS_LEAD = """\
 # Data sets
 
-Two data sets are part of the package and need neither a download nor a network; every teaching chapter runs
+Three data sets are part of the package and need neither a download nor a network; every teaching chapter runs
 on them. The others are fetched once through torchvision, converted to one `.npz` file, and read from there
 ever after. The folder of these files is `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is
 already there is used as it is. On the command line, `pfl-lite datasets` prints the list.

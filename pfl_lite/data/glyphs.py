@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.path import Path
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+FIGURES = tuple(string.digits)  # the first of the characters, and the classes of glyphs10
 SIZE = 28
 WRITERS = 100
 TRAIN_PER_CLASS = 200  # two of every character by every writer
