@@ -63,6 +63,8 @@ recipes = st.one_of(
     st.tuples(st.integers(1, 6), st.floats(0.01, 1), st.floats(1, 50)).map(
         lambda t: f"shares:{t[0]}:{t[1]}:{t[2]}"
     ),
+    st.integers(1, 6).map("blocks:{}".format),
+    st.integers(2, 6).map("concept:{}".format),
 )
 
 
@@ -80,6 +82,8 @@ def test_any_partition(spec: str, sizes: list[int], test_size: int, clients: int
         clients = 6
     if spec.startswith("dirichlet"):
         clients = min(clients, int(0.8 * sum(sizes) / 10) - 1)
+    if spec.startswith(("blocks", "concept")):
+        clients = max(clients, int(spec.split(":")[1]))
     classes = len(sizes)
     train, test = labels_of(sizes, seed), labels_of([test_size] * classes, seed + 1)
     started = time.perf_counter()
@@ -107,6 +111,151 @@ def test_any_partition(spec: str, sizes: list[int], test_size: int, clients: int
     again = partition_labels(train, test, classes, parse(parse(spec).spec), clients, seed)
     for a, b in zip(result, again, strict=True):
         assert all(np.array_equal(getattr(a, split), getattr(b, split)) for split in SPLITS)
+
+
+@given(clients=st.integers(1, 40), classes=st.integers(1, 40), count=st.integers(1, 40))
+def test_blocks_are_groups_with_nothing_in_common(clients: int, classes: int, count: int) -> None:
+    count = min(count, clients, classes)
+    train, test = labels_of([60] * classes), labels_of([40] * classes)
+    result = partition_labels(train, test, classes, f"blocks:{count}", clients, 0, val_fraction=0.25)
+    check_complete(result, train, test, classes)
+    groups = parse(f"blocks:{count}").groups(clients)
+    assert groups is not None and groups.dtype == np.int64
+    assert [client.group for client in result] == groups.tolist() and parts.known_groups(result) is not None
+    assert all(client.relabel is None for client in result)
+    members = np.bincount(groups)
+    assert (np.diff(groups) >= 0).all() and len(members) == count and members.max() - members.min() <= 1
+    counts = counts_of(result, train, test, classes)
+    blocks = [set(np.flatnonzero(counts["train"][groups == g].sum(axis=0))) for g in range(count)]
+    assert sum(map(len, blocks)) == classes == len(set().union(*blocks))
+    assert all(block == set(range(min(block), max(block) + 1)) for block in blocks)
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    for split in SPLITS:
+        for g, block in enumerate(blocks):  # equal parts: no two of a group differ by more than an image
+            held = counts[split][groups == g][:, sorted(block)]
+            assert (held.max(axis=0) - held.min(axis=0)).max() <= 1
+
+
+def test_pairs_are_five_blocks() -> None:
+    train, test = labels_of([53] * 10), labels_of([21] * 10)
+    pairs, blocks = (partition_labels(train, test, 10, spec, 10, 4) for spec in ("pairs", "blocks:5"))
+    for a, b in zip(pairs, blocks, strict=True):
+        assert all(np.array_equal(getattr(a, split), getattr(b, split)) for split in SPLITS)
+    assert [c.group for c in pairs] == [c.group for c in blocks] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_groups_by_hand() -> None:
+    for spec in ("blocks:3", "concept:3"):
+        groups = parse(spec).groups(7)
+        assert groups is not None and groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    for spec in ("iid", "classes:2", "dirichlet:0.4", "shares:2:0.3:0.7", "writers"):
+        assert parse(spec).groups(6) is None
+    for spec in ("iid", "pairs", "blocks:3", "dirichlet:0.4", "writers"):
+        assert parse(spec).relabelling(6, 6) is None
+    # 7 classes in 3 blocks: 0 1 2, 3 4, 5 6
+    assert parse("blocks:3").shares(np.full(7, 9), 3, np.random.default_rng(0)).tolist() == [
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+@given(clients=st.integers(2, 30), classes=st.integers(2, 62), count=st.integers(2, 30))
+def test_concepts_contradict_each_other_in_every_class(clients: int, classes: int, count: int) -> None:
+    count = min(count, clients, classes)
+    concept = parse(f"concept:{count}")
+    groups, seen = concept.groups(clients), concept.relabelling(clients, classes)
+    assert groups is not None and seen is not None
+    assert seen.dtype == np.int64 and seen.shape == (clients, classes) and len(set(groups)) == count
+    assert np.array_equal(np.sort(seen, axis=1), np.tile(np.arange(classes), (clients, 1)))
+    for i in range(clients):
+        if groups[i] == 0:
+            assert np.array_equal(seen[i], np.arange(classes))
+        for j in range(i):
+            equal = seen[i] == seen[j]
+            assert equal.all() if groups[i] == groups[j] else not equal.any()
+
+
+def test_concept_by_hand_and_its_images_are_those_of_iid() -> None:
+    # 10 classes, 3 groups: shifts 0, 3 and 6.
+    train, test = labels_of([50] * 10), labels_of([20] * 10)
+    iid, concept = (partition_labels(train, test, 10, spec, 5, 2) for spec in ("iid", "concept:3"))
+    for a, b in zip(iid, concept, strict=True):
+        assert all(np.array_equal(getattr(a, split), getattr(b, split)) for split in SPLITS)
+        assert a.relabel is None and a.group is None
+    assert [client.group for client in concept] == [0, 0, 1, 1, 2]
+    assert concept[0].relabel is None and concept[1].relabel is None  # the data set's own labels
+    for client, wanted in ((2, [3, 4, 5, 6, 7, 8, 9, 0, 1, 2]), (4, [6, 7, 8, 9, 0, 1, 2, 3, 4, 5])):
+        relabel = concept[client].relabel
+        assert relabel is not None and relabel.dtype == np.int64 and relabel.tolist() == wanted
+
+
+@settings(deadline=5000)
+@given(
+    writers=st.integers(1, 25),
+    classes=st.integers(1, 6),
+    copies=st.integers(1, 4),
+    clients=st.integers(1, 25),
+    fraction=st.sampled_from([0.0, 0.2, 0.5, 0.9]),
+    seed=st.integers(0, 2**32),
+)
+def test_every_client_gets_whole_writers(
+    writers: int, classes: int, copies: int, clients: int, fraction: float, seed: int
+) -> None:
+    clients = min(clients, writers)
+    shuffle = np.random.default_rng(seed).permutation(writers * classes * copies)
+    hand, label = (
+        np.repeat(np.arange(writers), classes * copies),
+        np.tile(np.arange(classes), writers * copies),
+    )
+    hand, label, test_hand = hand[shuffle], label[shuffle], np.repeat(np.arange(writers), 3)
+    started = time.perf_counter()
+    result = partition_labels(
+        label, test_hand % classes, classes, "writers", clients, seed, fraction, (hand, test_hand)
+    )
+    assert time.perf_counter() - started < 4
+    trained = [np.concatenate([client.train, client.val]) for client in result]
+    assert np.array_equal(np.sort(np.concatenate(trained)), np.arange(len(hand)))  # disjoint and complete
+    assert np.array_equal(np.sort(np.concatenate([c.test for c in result])), np.arange(len(test_hand)))
+    owned = [set(hand[rows]) for rows in trained]
+    assert sum(map(len, owned)) == writers  # nobody's images are torn apart
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+    for client, own, rows in zip(result, owned, trained, strict=True):
+        assert set(test_hand[client.test]) == own
+        assert client.group is None and client.relabel is None
+        # The same part of everybody's images is for validation, and alike in all classes.
+        assert len(client.val) == min(round(fraction * len(rows)), len(rows) - 1)
+        held_out = np.bincount(label[client.val], minlength=classes)
+        assert held_out.max() - held_out.min() <= 1
+
+
+def test_writers_are_shuffled_by_the_seed_and_absent_ones_left_out() -> None:
+    label = np.tile(np.arange(2), 20)
+    hand = np.repeat([0, 1, 3, 4, 6, 7, 8, 9], 5)  # 2 and 5 wrote nothing for training
+    test_hand = np.repeat(np.arange(12), 2)
+
+    def owners(seed: int) -> list[list[int]]:
+        clients = partition_labels(label, test_hand % 2, 2, "writers", 4, seed, writers=(hand, test_hand))
+        for client in clients:
+            assert set(test_hand[client.test]) == set(hand[client.train])
+        return [sorted(set(hand[client.train])) for client in clients]
+
+    assert owners(0) == owners(0) != owners(1)
+    assert [len(own) for own in owners(0)] == [2, 2, 2, 2]
+    with pytest.raises(InputError, match="8 clients or fewer, not 9"):
+        partition_labels(label, test_hand % 2, 2, "writers", 9, 0, writers=(hand, test_hand))
+    with pytest.raises(InputError, match="one writer for every training image"):
+        partition_labels(label, test_hand % 2, 2, "writers", 4, 0, writers=(hand[1:], test_hand))
+
+
+def test_an_order_that_holds_everything_in_proportion_by_hand() -> None:
+    # four of label 7 stand at 1/8, 3/8, 5/8 and 7/8, two of label 2 at 1/4 and 3/4
+    assert parts._alternate(np.array([7, 7, 7, 7, 2, 2])).tolist() == [0, 4, 1, 2, 5, 3]
+    assert parts._alternate(np.array([7, 7, 7, 7, 2])).tolist() == [0, 1, 4, 2, 3]  # a lone one: 1/2
+    assert parts._alternate(np.array([3, 3, 3])).tolist() == [0, 1, 2]
+    label = np.repeat([0, 1], [40, 10])
+    _, val = parts.split_validation(np.zeros(50, dtype=int), 0.2, 0, spread=label)
+    assert np.bincount(label[val]).tolist() == [8, 2]
 
 
 @settings(deadline=None, max_examples=100)
@@ -214,7 +363,7 @@ def test_seeds_and_purposes_are_independent() -> None:
     # The validation images depend on the seed alone, never on how clients are made.
     assert np.array_equal(held_out("iid", 7, 0), held_out("dirichlet:0.4", 5, 0))
     assert not np.array_equal(held_out("iid", 7, 0), held_out("iid", 7, 1))
-    for spec in ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7"):
+    for spec in ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7", "blocks:3", "concept:2"):
         first, second = (partition_labels(train, test, 10, spec, 10, seed) for seed in (0, 1))
         assert any(not np.array_equal(a.train, b.train) for a, b in zip(first, second, strict=True))
 
@@ -267,6 +416,18 @@ def test_validation_can_be_switched_off_and_leaves_one_training_image() -> None:
         ("shares:99:0.3:0.7", 5, "10 classes"),
         ("pairs", 8, "as many clients as classes"),
         ("pairs:2", 10, "form pairs"),
+        ("blocks:0", 5, "at least 1, not 0"),
+        ("blocks:6", 5, "6 clients or more, not 5"),
+        ("blocks:11", 12, "10 or fewer"),
+        ("blocks", 5, "form blocks:G"),
+        ("blocks:x", 5, "not a whole number"),
+        ("concept:1", 5, "at least 2, not 1"),
+        ("concept:6", 5, "6 clients or more, not 5"),
+        ("concept:11", 12, "10 or fewer"),
+        ("concept:2.0", 5, "not a whole number"),
+        ("concept:2:3", 5, "form concept:G"),
+        ("writers", 5, "says who wrote what"),
+        ("writers:2", 5, "form writers"),
         ("iid:3", 10, "form iid"),
         ("dirichlett:0.4", 5, "dirichlet"),
         ("", 5, "unknown partition"),
@@ -324,10 +485,27 @@ def test_save_partition_round_trip(tmp_path: Path) -> None:
         parts.save_partition(path / "below-a-file.npz", clients)
 
 
+def test_a_saved_partition_tells_groups_and_relabelling(tmp_path: Path) -> None:
+    path = tmp_path / "clients.npz"
+    clients = partition_labels(labels_of([50] * 4), labels_of([10] * 4), 4, "concept:2", 3, 0)
+    parts.save_partition(path, clients)
+    with np.load(path) as file:
+        indices = {f"{split}/{i}" for split in SPLITS for i in range(3)}
+        assert set(file.files) == {*indices, "relabel/2", "group"}  # clients 0 and 1 see labels unchanged
+        assert file["group"].tolist() == [0, 0, 1] and file["group"].dtype == np.int64
+        assert file["relabel/2"].tolist() == [2, 3, 0, 1] and file["relabel/2"].dtype == np.int64
+    nobody = np.array([], dtype=np.int64)
+    assert parts.known_groups([clients[2], ClientIndices(nobody, nobody, nobody)]) is None
+
+
 def test_every_recipe_is_described_and_parsed() -> None:
     assert [usage.split(":")[0] for usage, _ in parts.describe()] == list(parts.PARTITIONERS)
-    for spec in ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:20:0.3:0.7"):
+    for spec in (
+        *("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:20:0.3:0.7"),
+        *("blocks:3", "concept:2", "writers"),
+    ):
         assert parse(spec).spec == spec
+    assert parse("blocks:12") == parts.Blocks(12) and parse("concept:4") == parts.Concept(4)
     assert parse(" dirichlet:4e-1 ") == parts.Dirichlet(0.4)
 
 

@@ -4,7 +4,11 @@ Every partitioner answers one question with a *share matrix* [clients, classes]:
 each client get?  A column sums to 1, or to 0 for a class that nobody holds.  The training images are first
 split into training and validation images (random, stratified by class); then training, validation and test
 images are all dealt out with the *same* shares, so that a client is always tested on the kind of images it
-was trained on.  Needs NumPy only.
+was trained on.  `writers` says the same of writers instead of classes.
+
+Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
+`blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it
+(concept shift: `concept`).  Needs NumPy only.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -26,21 +30,28 @@ from pfl_lite.seeds import generator
 class ClientIndices:
     """The images of one client as sorted int64 indices.
 
-    `train` and `val` index the training images of the data set, `test` its test images.
+    `train` and `val` index the training images of the data set, `test` its test images. `relabel` int64
+    [classes] is the label under which this client sees each class, in all three; None where labels stay as
+    they are. `group` is the true group of the client, None where the partition makes no groups.
     """
 
     train: np.ndarray
     val: np.ndarray
     test: np.ndarray
+    relabel: np.ndarray | None = None
+    group: int | None = None
 
 
 class Partitioner(ABC):
     """Says which share of each class each client gets; one frozen dataclass a recipe, registered in
     `PARTITIONERS`.
+
+    A recipe `by` "writer" says it of writers instead of classes, and gives each of them to one client.
     """
 
     usage: ClassVar[str]
     summary: ClassVar[str]
+    by: ClassVar[Literal["label", "writer"]] = "label"
 
     @property
     @abstractmethod
@@ -58,6 +69,16 @@ class Partitioner(ABC):
 
         Raises InputError if the classes cannot be distributed that way.
         """
+
+    def groups(self, clients: int) -> np.ndarray | None:
+        """The true group of every client, int64 [clients], by which found clusters are judged; None: no
+        groups.
+        """
+        return None
+
+    def relabelling(self, clients: int, classes: int) -> np.ndarray | None:
+        """The label under which every client sees every class, int64 [clients, classes]; None: as they are."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -115,8 +136,10 @@ class Pairs(Partitioner):
             )
         if clients != classes:
             raise InputError(f"partition 'pairs' needs as many clients as classes: {classes}, not {clients}")
-        pair = np.arange(classes) // 2
-        return 0.5 * (pair[:, None] == pair[None, :])
+        return Blocks(classes // 2).shares(sizes, clients, rng)
+
+    def groups(self, clients: int) -> np.ndarray:
+        return _consecutive(clients, clients // 2)
 
 
 @dataclass(frozen=True)
@@ -257,17 +280,140 @@ class Dirichlet(Partitioner):
         return shares
 
 
+@dataclass(frozen=True)
+class _Grouped(Partitioner):
+    """G groups of clients with consecutive numbers, sizes differing by one at most: client i of N is in group
+    i*G // N.
+    """
+
+    count: int
+
+    least: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        if self.count < self.least:
+            raise InputError(
+                f"the number of groups G of {self.usage} must be at least {self.least}, not {self.count}"
+            )
+
+    @property
+    def spec(self) -> str:
+        return self.usage.replace("G", str(self.count))
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Self:
+        _expect(cls, fields, 1)
+        return cls(_whole(cls, fields[0]))
+
+    def groups(self, clients: int) -> np.ndarray:
+        if self.count > clients:
+            raise InputError(
+                f"partition '{self.spec}' makes {self.count} groups: "
+                f"use {self.count} clients or more, not {clients}"
+            )
+        return _consecutive(clients, self.count)
+
+    def _blocks(self, classes: int) -> np.ndarray:
+        """The block of every class, int64 [classes], cut like the clients."""
+        if self.count > classes:
+            raise InputError(
+                f"partition '{self.spec}' makes {self.count} groups: "
+                f"use {classes} or fewer, this data set has {classes} classes"
+            )
+        return _consecutive(classes, self.count)
+
+
+@dataclass(frozen=True)
+class Blocks(_Grouped):
+    """Label skew in known groups: group g of the clients shares block g of the classes in equal parts.
+
+    Classes, like clients, are cut into G blocks of consecutive numbers whose sizes differ by one at most.
+    Clients of one group are alike and clients of two groups have nothing in common, so the right clusters are
+    known. `pairs` is the case of groups of two clients with two classes, `blocks:1` is `iid`.
+    """
+
+    usage: ClassVar[str] = "blocks:G"
+    summary: ClassVar[str] = "G groups of clients, each with its own block of classes, in equal parts"
+    least: ClassVar[int] = 1
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        group, block = self.groups(clients), self._blocks(len(sizes))
+        return _normalise((group[:, None] == block[None, :]).astype(float))
+
+
+@dataclass(frozen=True)
+class Concept(_Grouped):
+    """Concept shift: images are dealt out as by `iid`, but G groups of clients call the classes differently.
+
+    A client of group g sees every label y as (y + g*s) mod K, with s = K // G; so group 0 sees the data set's
+    own labels, and two groups contradict each other in every class. Images and counts of labels say nothing
+    of the groups, and no single model can be right for two of them.
+    """
+
+    usage: ClassVar[str] = "concept:G"
+    summary: ClassVar[str] = "iid images; each of G groups of clients sees the labels shifted its own way"
+    least: ClassVar[int] = 2
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        self.relabelling(clients, len(sizes))  # says what is wrong, if anything is
+        return Iid().shares(sizes, clients, rng)
+
+    def relabelling(self, clients: int, classes: int) -> np.ndarray:
+        group = self.groups(clients)
+        self._blocks(classes)  # with G <= K the shifts 0, s, ..., (G-1)*s are different modulo K
+        return (np.arange(classes)[None, :] + (classes // self.count) * group[:, None]) % classes
+
+
+@dataclass(frozen=True)
+class Writers(Partitioner):
+    """Feature shift: every client gets all images of its writers, as many writers as the others give or take
+    one.
+
+    The seed says who gets whom. Everybody holds every class, but it looks different. Validation images are
+    the same part of every client's training images, spread over its classes; test images are by the client's
+    own writers, too. Needs a data set that says who wrote what.
+    """
+
+    usage: ClassVar[str] = "writers"
+    summary: ClassVar[str] = "every client gets the images of its own writers (glyphs, glyphs10)"
+    by: ClassVar[Literal["label", "writer"]] = "writer"
+
+    @property
+    def spec(self) -> str:
+        return "writers"
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Writers:
+        _expect(cls, fields, 0)
+        return cls()
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        present = np.flatnonzero(sizes)
+        if clients > len(present):
+            raise InputError(
+                f"partition 'writers' gives every client at least one of the {len(present)} writers: "
+                f"use {len(present)} clients or fewer, not {clients}"
+            )
+        shares = np.zeros((clients, len(sizes)))
+        shares[_consecutive(len(present), clients), rng.permutation(present)] = 1
+        return shares
+
+
 PARTITIONERS: dict[str, type[Partitioner]] = {
     "iid": Iid,
     "pairs": Pairs,
     "classes": Classes,
     "dirichlet": Dirichlet,
     "shares": ClassShares,
+    "blocks": Blocks,
+    "concept": Concept,
+    "writers": Writers,
 }
 
 
 def parse(spec: str) -> Partitioner:
-    """Turn a spec (`iid`, `pairs`, `classes:2`, `dirichlet:0.4`, `shares:20:0.3:0.7`) into a partitioner.
+    """Turn a spec (`iid`, `pairs`, `classes:2`, `dirichlet:0.4`, `shares:20:0.3:0.7`, `blocks:3`,
+    `concept:2`, `writers`) into a partitioner.
 
     Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of
     range.
@@ -289,12 +435,18 @@ class _Card(Protocol):
 
 
 class Labelled(Protocol):
-    """Anything with labels and a card that names the classes; `pfl_lite.data.images.Images` is one."""
+    """Anything with labels, perhaps writers, and a card that names the classes; `pfl_lite.data.images.Images`
+    is one.
+    """
 
     @property
     def train_labels(self) -> np.ndarray: ...
     @property
     def test_labels(self) -> np.ndarray: ...
+    @property
+    def train_writers(self) -> np.ndarray | None: ...
+    @property
+    def test_writers(self) -> np.ndarray | None: ...
     @property
     def card(self) -> _Card: ...
 
@@ -307,8 +459,10 @@ def partition(
     Raises InputError if the spec is wrong or the data set cannot be cut that way.
     """
     classes = len(images.card.classes)
+    train, test = images.train_writers, images.test_writers
+    writers = None if train is None or test is None else (train, test)
     return partition_labels(
-        images.train_labels, images.test_labels, classes, spec, clients, seed, val_fraction
+        images.train_labels, images.test_labels, classes, spec, clients, seed, val_fraction, writers
     )
 
 
@@ -320,8 +474,10 @@ def partition_labels(
     clients: int,
     seed: int,
     val_fraction: float = 0.2,
+    writers: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[ClientIndices]:
-    """`partition` for bare label arrays with labels 0 .. classes-1.
+    """`partition` for bare label arrays with labels 0 .. classes-1, and the `writers` 0, 1, ... of training
+    and test images where they are known.
 
     Within a split every client's count of a class is its share of the class, rounded down or up; only a
     client whose images of a split would all be rounded away takes one from a holder of the same class, where
@@ -334,21 +490,31 @@ def partition_labels(
         raise InputError(f"the seed must be 0 or more, not {seed}")
     if not 0 <= val_fraction < 1:
         raise InputError(f"the validation fraction must be in [0, 1), not {val_fraction:g}")
-    train, val = split_validation(train_labels, val_fraction, seed)
-    if clients > len(train):
-        raise InputError(
-            f"{clients} clients are too many for {len(train)} training images: use {len(train)} or fewer"
-        )
+    if partitioner.by == "writer":
+        train_kinds, test_kinds = _checked(writers, len(train_labels), len(test_labels), partitioner)
+        sizes = np.bincount(train_kinds, minlength=int(test_kinds.max(initial=-1)) + 1)
+        shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
+        # Writers stay whole, so it is known already whose a training image is, and every client can set aside
+        # the same part of its own, alike in all classes: no label skew creeps in beside the feature shift.
+        owner = shares.argmax(axis=0)[train_kinds]
+        train, val = split_validation(owner, val_fraction, seed, spread=train_labels)
+    else:
+        train_kinds, test_kinds = train_labels, test_labels
+        train, val = split_validation(train_labels, val_fraction, seed)
+        if clients > len(train):
+            raise InputError(
+                f"{clients} clients are too many for {len(train)} training images: use {len(train)} or fewer"
+            )
+        sizes = np.bincount(train_labels[train], minlength=classes)
+        shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
 
-    sizes = np.bincount(train_labels[train], minlength=classes)
-    shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
     rng = generator(seed, "deal")
     parts = [
-        _deal(indices, labels, shares, rng)
-        for indices, labels in (
-            (train, train_labels[train]),
-            (val, train_labels[val]),
-            (np.arange(len(test_labels)), test_labels),
+        _deal(indices, of, shares, rng)
+        for indices, of in (
+            (train, train_kinds[train]),
+            (val, train_kinds[val]),
+            (np.arange(len(test_kinds)), test_kinds),
         )
     ]
     if any(len(part) == 0 for part in parts[0]):
@@ -356,15 +522,33 @@ def partition_labels(
             f"partition '{partitioner.spec}' leaves some of the {clients} clients without training images: "
             "use fewer clients"
         )
-    return [ClientIndices(*client) for client in zip(*parts, strict=True)]
+    groups, seen = partitioner.groups(clients), partitioner.relabelling(clients, classes)
+    return [
+        ClientIndices(
+            train=train,
+            val=val,
+            test=test,
+            relabel=None if seen is None or np.array_equal(seen[i], np.arange(classes)) else seen[i],
+            group=None if groups is None else int(groups[i]),
+        )
+        for i, (train, val, test) in enumerate(zip(*parts, strict=True))
+    ]
 
 
-def split_validation(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split training images at random into (train, validation) indices, a `fraction` of each class."""
+def split_validation(
+    labels: np.ndarray, fraction: float, seed: int, spread: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split training images at random into (train, validation) indices, a `fraction` of each class.
+
+    `spread` [n], if given, is a second label: the validation images of each class are taken from all values
+    of it in proportion.
+    """
     rng = generator(seed, "validation split")
     held_out = np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == c))
+        if spread is not None:
+            members = members[_alternate(spread[members])]
         held_out[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -413,13 +597,24 @@ def heterogeneity(counts: np.ndarray) -> dict[str, float]:
     }
 
 
-def save_partition(path: str | Path, clients: list[ClientIndices]) -> None:
-    """Write `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, atomically.
+def known_groups(clients: list[ClientIndices]) -> np.ndarray | None:
+    """The true group of every client, int64 [clients]; None unless all are known."""
+    groups = [client.group for client in clients if client.group is not None]
+    return np.array(groups, dtype=np.int64) if clients and len(groups) == len(clients) else None
 
-    Raises InputError if it cannot be written there.
+
+def save_partition(path: str | Path, clients: list[ClientIndices]) -> None:
+    """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, atomically.
+
+    `relabel/i` int64 [classes] is added for every client i that sees labels changed, from the data set's
+    label to the client's; `group` int64 [clients] where the partition makes groups. Raises InputError if it
+    cannot be written there.
     """
     splits = ("train", "val", "test")
     arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in splits}
+    arrays |= {f"relabel/{i}": c.relabel for i, c in enumerate(clients) if c.relabel is not None}
+    if (groups := known_groups(clients)) is not None:
+        arrays["group"] = groups
     try:
         write_npz(Path(path), arrays)
     except OSError as error:
@@ -430,6 +625,20 @@ def _expect(kind: type[Partitioner], fields: list[str], number: int) -> None:
     if len(fields) != number:
         name = kind.usage.split(":")[0]
         raise InputError(f"partition '{':'.join([name, *fields])}' is not of the form {kind.usage}")
+
+
+def _checked(
+    writers: tuple[np.ndarray, np.ndarray] | None, train: int, test: int, partitioner: Partitioner
+) -> tuple[np.ndarray, np.ndarray]:
+    """The writers of training and test images, if they are known: one an image."""
+    if writers is None:
+        raise InputError(
+            f"partition '{partitioner.spec}' needs a data set that says who wrote what (glyphs or glyphs10), "
+            "this one does not"
+        )
+    if [len(of) for of in writers] != [train, test]:
+        raise InputError("there must be one writer for every training image and every test image")
+    return writers
 
 
 def _number(kind: type[Partitioner], text: str) -> float:
@@ -462,6 +671,21 @@ def _balanced_choice(sizes: np.ndarray, clients: int, k: int, rng: np.random.Gen
         holders[chosen] += 1
         held[i, present[chosen]] = True
     return held
+
+
+def _consecutive(n: int, groups: int) -> np.ndarray:
+    """Cut 0 .. n-1 into groups of consecutive numbers, sizes differing by one at most: the group of each."""
+    return np.arange(n) * groups // n
+
+
+def _alternate(labels: np.ndarray) -> np.ndarray:
+    """An order in which every beginning holds all labels in proportion; equal labels keep their order."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    first, last = (np.searchsorted(ordered, ordered, side) for side in ("left", "right"))
+    place = np.empty(len(labels))
+    place[order] = (np.arange(len(labels)) - first + 0.5) / (last - first)  # r of m stands at (r + 1/2) / m
+    return np.argsort(place, kind="stable")
 
 
 def _normalise(weights: np.ndarray) -> np.ndarray:
