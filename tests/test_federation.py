@@ -118,6 +118,67 @@ def test_summary_and_repr() -> None:
     assert max(map(len, lines)) <= 90
 
 
+def test_labels_are_those_the_client_sees() -> None:
+    data = pictures()
+    before = data.train_labels.copy(), data.test_labels.copy()
+    clients = partition(data, "concept:3", 5, seed=0)  # groups 0 0 1 1 2, shifts 0, 3 and 6
+    federation = Federation.build(data, clients)
+    assert federation.groups is not None and federation.groups.dtype == torch.int64
+    assert federation.groups.tolist() == [0, 0, 1, 1, 2]
+    for split in ("train", "val", "test"):
+        labels, original = federation.labels, data.train_labels
+        if split == "test":
+            labels, original = federation.test_labels, data.test_labels
+        assert labels.dtype == torch.int64
+        for i, shift in enumerate((0, 0, 3, 3, 6)):
+            rows = getattr(clients[i], split)
+            assert len(rows) and labels[rows].tolist() == ((original[rows] + shift) % 10).tolist()
+            counts = np.bincount((original[rows] + shift) % 10, minlength=10)
+            assert federation.class_counts(split)[i].tolist() == counts.tolist()
+    assert np.array_equal(data.train_labels, before[0]) and np.array_equal(data.test_labels, before[1])
+    last = federation.summary().splitlines()[-1]
+    assert last.split()[:2] == ["groups", "3"] and "of 1 to 2 clients" in last and len(last) <= 90
+
+
+def test_groups_are_known_or_none() -> None:
+    data = pictures()
+    pairs = make_federation(data, "pairs", 10, 0)
+    assert pairs.groups is not None and pairs.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert "of 2 clients" in pairs.summary()
+    iid = make_federation(data, "iid", 4, 0)
+    assert iid.groups is None and "groups" not in iid.summary()
+    assert iid.labels.tolist() == data.train_labels.tolist()
+
+
+def test_feature_shift_by_writers() -> None:
+    data = replace(
+        pictures(), train_writers=np.repeat(np.arange(6), 10), test_writers=np.repeat(np.arange(6), 5)
+    )
+    federation = make_federation(data, "writers", 3, 1)
+    hands = [set(data.train_writers[torch.cat([federation.train[i], federation.val[i]])]) for i in range(3)]
+    assert [len(own) for own in hands] == [2, 2, 2] and len(set().union(*hands)) == 6
+    assert all(set(data.test_writers[federation.test[i]]) == hands[i] for i in range(3))
+    with pytest.raises(InputError, match="says who wrote what"):
+        make_federation(pictures(), "writers", 3, 1)
+
+
+def test_relabelled_clients_share_no_image() -> None:
+    data, turned = pictures(), np.roll(np.arange(10), -1)  # label y is seen as y + 1
+    first, second, third = clients_of(([0, 1], [2], [0]), ([3], [4], [1]), ([5], [2], [2]))
+    alone = Federation.build(data, [first, replace(second, relabel=turned)])
+    assert alone.labels[:6].tolist() == [0, 1, 2, 4, 5, 5]  # image 5 belongs to nobody
+    assert alone.test_labels[:3].tolist() == [0, 2, 2]
+    shared = Federation.build(data, [first, third])  # without relabelling, sharing is harmless
+    assert shared.labels.tolist() == data.train_labels.tolist()
+    with pytest.raises(InputError, match="clients 0 and 1 share train images"):
+        Federation.build(data, [first, replace(third, relabel=turned)])
+    with pytest.raises(InputError, match="clients 0 and 1 share test images"):
+        Federation.build(data, [first, replace(second, test=first.test, relabel=turned)])
+    for bad in (turned[:9], turned + 1, turned - 1, turned / 1, turned[None]):
+        with pytest.raises(InputError, match=r"client 1 must be relabelled with 10 labels in 0\.\.9"):
+            Federation.build(data, [first, replace(second, relabel=bad)])
+
+
 def test_make_federation_is_load_partition_build() -> None:
     federation = make_federation(
         "digits", "dirichlet:0.4", 8, 3, val_fraction=0.25, size=16, dtype=torch.float64

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pfl_lite.data import partition as partitions
 from pfl_lite.data.images import Card, Images, load
-from pfl_lite.data.partition import ClientIndices, Partitioner, heterogeneity
+from pfl_lite.data.partition import ClientIndices, Partitioner, heterogeneity, known_groups
 from pfl_lite.errors import InputError
 
 _CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
@@ -23,6 +24,11 @@ class Federation:
     `images` [n, channels, size, size] and `test_images` are normalised floats, `labels` [n] and `test_labels`
     int64. `train[i]`, `val[i]` index `images`, `test[i]` indexes `test_images`, all int64 tensors on the same
     device.
+
+    Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
+    rewritten when the federation was built, so that nobody need know of it afterwards. `groups` int64
+    [clients], on the CPU, are the true groups of the clients; None where the partition makes none. No method
+    may look at them.
     """
 
     name: str
@@ -34,6 +40,7 @@ class Federation:
     train: list[Tensor]
     val: list[Tensor]
     test: list[Tensor]
+    groups: Tensor | None = None
 
     @classmethod
     def build(
@@ -46,9 +53,10 @@ class Federation:
         device: str | torch.device = "cpu",
     ) -> Federation:
         """Put a data set and the clients' indices on a device, images resized (bilinear) to `size` x `size`
-        if given.
+        if given, and labels as each client sees them.
 
-        Raises InputError for no clients, a size below 1 or indices outside the data set.
+        Raises InputError for no clients, a size below 1, indices outside the data set, and for clients that
+        relabel with other than [classes] labels of the data set or share an image all the same.
         """
         if not clients:
             raise InputError("a federation needs at least one client")
@@ -66,17 +74,21 @@ class Federation:
             return [torch.as_tensor(part, dtype=torch.int64, device=device) for part in parts]
 
         train, val, test = (indices_of(split) for split in ("train", "val", "test"))
+        labels = _as_seen(images.train_labels, clients, ("train", "val"), len(images.card.classes))
+        test_labels = _as_seen(images.test_labels, clients, ("test",), len(images.card.classes))
+        groups = known_groups(clients)
 
         return cls(
             name=images.name,
             card=images.card,
             images=_normalised(images.train_images, images.card, size, dtype, device),
-            labels=torch.as_tensor(images.train_labels, dtype=torch.int64, device=device),
+            labels=torch.as_tensor(labels, dtype=torch.int64, device=device),
             test_images=_normalised(images.test_images, images.card, size, dtype, device),
-            test_labels=torch.as_tensor(images.test_labels, dtype=torch.int64, device=device),
+            test_labels=torch.as_tensor(test_labels, dtype=torch.int64, device=device),
             train=train,
             val=val,
             test=test,
+            groups=None if groups is None else torch.from_numpy(groups),
         )
 
     def __len__(self) -> int:
@@ -118,8 +130,8 @@ class Federation:
         return torch.tensor([len(part) for part in self.test])
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """Images of each class at each client: int64 [clients, classes], on the CPU; `split` is train, val or
-        test.
+        """Images of each class, as the client sees it, at each client: int64 [clients, classes], on the CPU;
+        `split` is train, val or test.
         """
         if split not in ("train", "val", "test"):
             raise InputError(f"the split must be train, val or test, not '{split}'")
@@ -128,7 +140,7 @@ class Federation:
         return torch.stack(rows).cpu()
 
     def summary(self) -> str:
-        """A short table: clients, their sizes, classes a client, and how unlike they are."""
+        """A short table: clients, their sizes, classes a client, how unlike they are, and their true groups."""
         counts = self.class_counts("train")
         held = (counts > 0).sum(dim=1)
         measures = heterogeneity(counts.numpy())
@@ -151,6 +163,11 @@ class Federation:
         }
         for key, remark in remarks.items():
             lines.append(f"{key.replace('_', ' '):<22}{measures[key]:>8.2f}  ({remark})")
+        if self.groups is not None:
+            members = torch.bincount(self.groups)
+            few, many = members.min(), members.max()
+            each = f"{few}" if few == many else f"{few} to {many}"
+            lines.append(f"{'groups':<22}{len(members):>8}  (of {each} clients, known beforehand)")
         return "\n".join(lines)
 
 
@@ -172,6 +189,34 @@ def make_federation(
     images = load(data) if isinstance(data, str) else data
     indices = partitions.partition(images, partition, clients, seed, val_fraction)
     return Federation.build(images, indices, size=size, dtype=dtype, device=device)
+
+
+def _as_seen(
+    labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str, ...], classes: int
+) -> np.ndarray:
+    """The labels [n] of the images as their clients see them; images that belong to nobody keep theirs.
+
+    One array can hold this only because an image belongs to one client at most, which is checked here.
+    """
+    if all(client.relabel is None for client in clients):
+        return labels
+    seen, owner = labels.copy(), np.full(len(labels), -1)
+    for i, client in enumerate(clients):
+        mine = np.concatenate([getattr(client, split) for split in splits])
+        if (owner[mine] >= 0).any():
+            raise InputError(
+                f"clients {owner[mine].max()} and {i} share {splits[0]} images: where labels are changed for a "
+                "client, an image can belong to one client only"
+            )
+        owner[mine] = i
+        if (new := client.relabel) is None:
+            continue
+        if new.shape != (classes,) or new.dtype.kind not in "iu" or not 0 <= new.min() <= new.max() < classes:
+            raise InputError(
+                f"client {i} must be relabelled with {classes} labels in 0..{classes - 1}, one a class"
+            )
+        seen[mine] = new[labels[mine]]
+    return seen
 
 
 def _normalised(
