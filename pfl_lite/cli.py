@@ -44,7 +44,10 @@ app = typer.Typer(
 )
 
 Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`)")]
-Partition = Annotated[str, typer.Option(help="iid, pairs, classes:K, dirichlet:ALPHA or shares:K:A:B")]
+Partition = Annotated[
+    str,
+    typer.Option(help="iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, blocks:G, concept:G or writers"),
+]
 Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
@@ -149,7 +152,11 @@ def partition(
     clients: Clients = 10,
     seed: Seed = 0,
     out: Annotated[
-        Path | None, typer.Option(help=".npz of index arrays train/0, val/0, test/0, train/1, ...")
+        Path | None,
+        typer.Option(
+            help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client "
+            "sees other labels, and group where the partition makes groups"
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="picture of class x client counts (.png, .svg, .pdf)")
@@ -158,6 +165,9 @@ def partition(
     """Share a data set out over clients and say how unlike they are.
 
     Example: `pfl-lite partition --data digits --partition dirichlet:0.4 --clients 8 --plot clients.png`
+
+    Labels are counted as each client sees them. In the file, relabel/i is the label under which client i sees
+    each class (only where that changes anything), and group the true group of every client.
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pfl_lite.cli import app, parse_budget
+from pfl_lite.data.images import load
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
@@ -112,6 +113,29 @@ def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None
     assert len(rows) == len(set(rows.tolist()))
 
 
+def test_partition_writes_groups_and_relabelling_where_there_are_any(tmp_path: Path) -> None:
+    out, plot = tmp_path / "parts.npz", tmp_path / "parts.png"
+    given = ["--clients", 4, "--partition", "concept:2", "--out", out, "--plot", plot]
+    result = call("partition", *given)
+    assert result.exit_code == 0 and plot.exists()
+    assert "groups                       2  (of 2 clients, known beforehand)" in result.output
+    with np.load(out) as file:
+        assert {name for name in file.files if "/" not in name or name.startswith("relabel")} == {
+            *("group", "relabel/2", "relabel/3")
+        }
+        assert file["group"].tolist() == [0, 0, 1, 1]
+        assert file["relabel/3"].tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
+        first, last = (load("digits").train_labels[file[f"train/{i}"]] for i in (0, 3))
+    for labels, row in ((first, 0), (last, 3)):  # the table counts labels as the client sees them
+        seen = np.bincount((labels + (5 if row else 0)) % 10, minlength=10)
+        shown = " ".join(f"{c}:{n}" for c, n in enumerate(seen))
+        assert any(
+            line.split(maxsplit=2)[2:] == [shown]
+            for line in result.output.splitlines()
+            if line[:1] == str(row)
+        )
+
+
 @pytest.mark.parametrize("command", ["methods", "datasets", "models", "experiments"])
 def test_lists(command: str) -> None:
     result = call(command)
@@ -141,6 +165,8 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--partition", "classes:11"], "classes"),
         (["run", "fedavg", "--partition", "shards:2"], "did you mean shares"),
         (["run", "fedavg", "--clients", "100000"], "100000"),
+        (["partition", "--partition", "writers"], "says who wrote what"),
+        (["partition", "--partition", "concept:11", "--clients", "20"], "10 or fewer"),
         (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
