@@ -24,9 +24,9 @@ class RunConfig:
     data: str = "digits"
     """Data set (`pfl-lite datasets`)."""
     model: str = "auto"
-    """Network (`pfl-lite models`); `auto` is small_cnn for digits and glyphs, LeNet-5 otherwise."""
+    """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise."""
     partition: str = "dirichlet:0.4"
-    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B."""
+    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, blocks:G, concept:G, writers."""
     clients: int = 10
     """N, the number of clients."""
     rounds: int = 10

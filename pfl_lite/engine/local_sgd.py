@@ -132,7 +132,7 @@ class LocalWork:
         scale: Params | None = None,
         plain: bool = False,
     ) -> tuple[Params, Params]:
-        """One step of SGD with the run's momentum and weight decay, by torch's conventions; `velocity` is `still(params)` at first."""
+        """One step of SGD with the run's momentum and weight decay, as torch does it; `velocity` is `still(params)` at first."""
         momentum, decay = (0.0, 0.0) if plain else (self.settings.momentum, self.settings.weight_decay)
         step = gradient
         if decay:

@@ -17,9 +17,12 @@ from pfl_lite.methods.base import (
     check_at_least,
     check_choice,
     flatten,
+    pack,
     select,
-)  # fmt: skip
-from pfl_lite.methods.clusters import best_model, mean_by_cluster
+    stack,
+    unpack,
+)
+from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster
 from pfl_lite.models import Network, Params
 
 
@@ -63,16 +66,14 @@ class ClusteredFL(Method):
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         device = next(iter(start.values())).device
-        cells = {name: tensor[None] for name, tensor in start.items()}  # [C, ...] with C = 1 at first
-        return cells | {"cluster": torch.zeros(clients, dtype=torch.int64, device=device)}, {
-            "cell": torch.full((clients,), -1, device=device)  # >= 0: a newcomer's choice
+        server = pack("cell", stack(start, 1)) | {
+            "cluster": torch.zeros(clients, dtype=torch.int64, device=device)
         }
+        return server, {"chosen": torch.full((clients,), -1, device=device)}  # a newcomer's choice, else -1
 
     def models(self, server: Params) -> Params:
         """One model a cell, [C, ...]."""
-        return {
-            name: tensor for name, tensor in server.items() if name not in ("cluster", "updates", "known")
-        }
+        return unpack("cell", server)
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         return select(self.models(server), server["cluster"][id])
@@ -100,9 +101,8 @@ class ClusteredFL(Method):
         previous = select(models, parent)
         still = {name: torch.zeros_like(tensor) for name, tensor in previous.items()}
         step = mean_by_cluster(delta, cluster[round.ids], weights, still)
-        return (
-            {name: tensor + step[name] for name, tensor in previous.items()} | {"cluster": cluster} | memory
-        )
+        moved = {name: tensor + step[name] for name, tensor in previous.items()}
+        return pack("cell", moved) | {"cluster": cluster} | memory
 
     def splits(self, updates: Tensor, weights: Tensor) -> bool:
         """Whether a cell with these updates [members, P] is to split."""
@@ -127,11 +127,11 @@ class ClusteredFL(Method):
         }
 
     def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return {"cell": best_model(self.models(server), work)}
+        return {"chosen": best_model(self.models(server), work)}
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
-        cell = client["cell"]
-        return select(self.models(server), torch.where(cell >= 0, cell, server["cluster"][work.id]))
+        chosen = client["chosen"]
+        return select(self.models(server), torch.where(chosen >= 0, chosen, server["cluster"][work.id]))
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
         return self.plain_sgd(server, client, work)
@@ -141,16 +141,6 @@ class ClusteredFL(Method):
 
     def state(self, server: Params, clients: Params) -> Params:
         return {"cluster": server["cluster"]}
-
-
-def bipartition(updates: Tensor) -> Tensor:
-    """Two halves of updates [m, P] by complete linkage on -cos: bool [m], False for the half that holds the first one."""
-    from sklearn.cluster import AgglomerativeClustering
-
-    direction = F.normalize(updates.double(), dim=1, eps=1e-300)
-    distance = (1 - direction @ direction.T).cpu().numpy()
-    labels = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
-    return torch.from_numpy(labels != labels[0]).to(updates.device)
 
 
 def nearer_half(memory: Params, client: int, updates: Tensor, second: Tensor) -> bool:

@@ -31,3 +31,13 @@ def mean_by_cluster(uploads: Params, cluster: Tensor, weights: Tensor, previous:
     member = F.one_hot(cluster.long(), count)  # [S, k]
     spread = {name: x[:, None].expand(-1, count, *x.shape[1:]) for name, x in uploads.items()}
     return weighted_mean(spread, weights[:, None] * member, previous)
+
+
+def bipartition(updates: Tensor) -> Tensor:
+    """Two halves of updates [m, P] by complete linkage on -cos: bool [m], False for the half that holds the first one."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    direction = F.normalize(updates.double(), dim=1, eps=1e-300)
+    distance = (1 - direction @ direction.T).cpu().numpy()
+    labels = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
+    return torch.from_numpy(labels != labels[0]).to(updates.device)

@@ -20,7 +20,7 @@ from pfl_lite.methods.base import (
     pulled,
     stack,
     unpack,
-)  # fmt: skip
+)
 from pfl_lite.models import Network, Params
 
 

@@ -19,7 +19,7 @@ from pfl_lite.methods.base import (
     squared_distance,
     stack,
     unpack,
-)  # fmt: skip
+)
 from pfl_lite.models import Network, Params
 
 

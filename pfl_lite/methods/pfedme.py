@@ -17,7 +17,7 @@ from pfl_lite.methods.base import (
     check_positive,
     pulled,
     stack,
-)  # fmt: skip
+)
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 
