@@ -19,6 +19,7 @@ class Client(NamedTuple):
 
     x: Array
     y: Array
+    validation: Client | None = None  # images that never train; FedFomo compares models on them
 
     @property
     def size(self) -> int:
@@ -64,6 +65,7 @@ class Trained(NamedTuple):
     server: Array | None
     personal: Array
     state: dict[str, Array] = {}  # noqa: RUF012 (a named tuple, never written to)
+    mixture: Array | None = None  # FedEM: in what shares the probabilities of a client's models are mixed
 
 
 def weighted_mean(models: Sequence[Array], weights: Sequence[float]) -> Array:
@@ -74,3 +76,8 @@ def weighted_mean(models: Sequence[Array], weights: Sequence[float]) -> Array:
 def join(weight: Array, bias: Array) -> Array:
     """[..., classes, features] and [..., classes] as one array [..., classes, features + 1]."""
     return np.concatenate([weight, bias[..., None]], axis=-1)
+
+
+def importance(clients: Sequence[Client], members: Sequence[int], weights: str) -> list[float]:
+    """What a mean over these clients weighs them by: n_i (`size`) or 1 (`uniform`)."""
+    return [clients[i].size if weights == "size" else 1.0 for i in members]
