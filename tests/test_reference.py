@@ -16,6 +16,7 @@ import pytest
 from reference import METHODS
 from reference.common import SGD, Client, Trained, join
 from reference.fedem import mixture_loss
+from reference.projection import layers, projected
 from reference.simplex import project, softmax
 from typer.testing import CliRunner
 
@@ -208,8 +209,23 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Clien
 
 def models(file: Mapping[str, np.ndarray], kind: str) -> np.ndarray | None:
     """The weights and biases under `kind`/ as one array [..., classes, features + 1]; None without."""
-    found = sorted((file[name] for name in file if name.startswith(kind + "/")), key=np.ndim)
-    return join(found[1], found[0]) if found else None
+    found = {
+        name.rpartition(".")[2]: file[name] for name in file if name.startswith(kind + "/") and "." in name
+    }
+    return join(found["weight"], found["bias"]) if found else None
+
+
+def named(file: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    """The arrays under `kind`/ by name, as a method with more than one weight and one bias has them."""
+    return {name.removeprefix(kind + "/"): file[name] for name in file if name.startswith(kind + "/")}
+
+
+def loss(client: Client, personal: np.ndarray | dict[str, np.ndarray], i: int) -> float:
+    """The loss of client i's model, which reads the pixels or, given by name, a projection of them."""
+    if not isinstance(personal, dict):
+        return client.loss(personal[i])
+    model = layers({name: array[i] for name, array in personal.items()})
+    return projected(model, client).loss(model["fc"])
 
 
 # Every option at its default and off it, one at a time, then some together: (method, flags, --set).
@@ -301,8 +317,75 @@ METHOD_OPTIONS: dict[str, list[dict[str, object]]] = {
         {"lam": 2.0, "sigma": 0.3, "self_weight": 0.3, "start": "own"},
     ],
     "fedem": [{"components": 1}, {"components": 2}, {"components": 5}],
+    "ditto": [{"lam": 0}, {"lam": 0.1}, {"lam": 5.0}],
+    "apfl": [
+        {"alpha": 0},
+        {"alpha": 0.75},
+        {"alpha": 1},
+        {"adaptive": False},
+        {"alpha": 0, "adaptive": False},
+        {"alpha": 1, "adaptive": False},
+        {"alpha": 0.2, "adaptive": False},
+    ],
+    "perfedavg": [
+        {"inner_lr": 0},
+        {"inner_lr": 0.2},
+        {"variant": "hf"},
+        {"variant": "hf", "inner_lr": 0},
+        {"variant": "hf", "inner_lr": 0.2},
+    ],
+    "scaffold": [
+        {"server_lr": 0.5},
+        {"control": "off"},
+        {"weights": "size"},
+        {"control": "off", "weights": "size"},
+        {"server_lr": 0.7, "weights": "size"},
+        {"server_lr": 0.7, "control": "off"},
+    ],
+    "moon": [
+        {"mu": 0},
+        {"mu": 0.5},
+        {"temperature": 0.1},
+        {"projection": 16},
+        {"projection": 0},
+        {"projection": 0, "mu": 1.0, "temperature": 2.0},
+        {"projection": 8, "mu": 20.0, "temperature": 2.0},
+    ],
+    "fedrep": [
+        {"head": "none"},
+        {"head": "fc"},
+        {"head_epochs": 1},
+        {"head_epochs": 3},
+        {"head": "none", "head_epochs": 0},
+        {"head": "fc", "head_epochs": 4},
+    ],
+    "lg_fedavg": [{"shared": "none"}, {"shared": "fc"}],
+    "pfedhn": [
+        {"embedding": 5},
+        {"hidden": 16},
+        {"depth": 0},
+        {"depth": 1},
+        {"server_lr": 0.1},
+        {"server_momentum": 0},
+        {"server_decay": 0},
+        {"server_decay": 0.1},
+        {"clip": 0.05},
+        {
+            "embedding": 4,
+            "hidden": 12,
+            "depth": 2,
+            "server_lr": 0.05,
+            "server_momentum": 0.5,
+            "server_decay": 0.02,
+            "clip": 0.3,
+        },
+        {"depth": 0, "embedding": 3, "server_lr": 0.2, "server_momentum": 0, "clip": 0.1},
+    ],
 }
+# These set how many numbers the start holds, which is all the reference needs to know of them.
 SEVERAL = {"pfedmb": ("branches", 5), "ifca": ("clusters", 3), "fedem": ("components", 3)}
+SHAPES = {"branches", "clusters", "components", "alpha_scope", "projection", "embedding", "hidden", "depth"}
+OWN_UPDATE = {"pfedmb", "fedrep"}  # the others are tuned by plain SGD, whatever ft_mode says
 TUNING: list[dict[str, object]] = [{"ft_epochs": 2}, {"ft_epochs": 3, "ft_mode": "plain_sgd"}]
 TOGETHER: dict[str, object] = {"momentum": 0.5, "weight-decay": 0.01, "participation": 0.6}
 
@@ -325,18 +408,44 @@ def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
     for models in (2, 3, 4):
         yield "fedfomo", {"lr": 0.7}, {"models": models, "epsilon": 0}
         yield "fedfomo", {"lr": 0.5, "participation": 0.8}, {"models": models, "epsilon": 0}
+    # One client a round: at least two are scored that never took part, and one that did has an old model.
+    for method in ("ditto", "apfl", "perfedavg", "scaffold", "moon", "fedrep", "lg_fedavg", "pfedhn"):
+        yield from ((method, {"participation": 0.2}, options) for options in ({}, *TUNING))
+    yield "apfl", {"participation": 0.2}, {"adaptive": False}
+    yield "fedrep", {"participation": 0.2, "momentum": 0.5}, {"head_epochs": 3, "ft_epochs": 2}
+    yield "lg_fedavg", {"participation": 0.2}, {"shared": "none"}
 
 
 def losses(clients: list[Client], trained: Trained) -> list[float]:
     """Each client's loss of its model, or of its mixture of models."""
     if trained.mixture is None:
-        return [client.loss(w) for client, w in zip(clients, trained.personal, strict=True)]
+        return [loss(client, trained.personal, i) for i, client in enumerate(clients)]
     mixed = zip(clients, trained.personal, trained.mixture, strict=True)
     return [mixture_loss(client, w, pi) for client, w, pi in mixed]
 
 
 def words(*settings: dict) -> list[str]:
-    return [f"{name}={value}" for setting in settings for name, value in setting.items()]
+    def word(value: object) -> str:  # adaptive=false
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [f"{name}={word(value)}" for setting in settings for name, value in setting.items()]
+
+
+def check_shapes(method: str, options: dict, start: np.ndarray | dict[str, np.ndarray]) -> None:
+    """The options that only shape the start did so, by their defaults too."""
+    if method in SEVERAL:
+        count, default = SEVERAL[method]
+        assert len(start) == options.get(count, default)
+    if method == "moon" and (projection := options.get("projection", 256)):
+        assert start["projection2.weight"].shape == (projection, projection)
+    if method == "pfedhn":
+        numbers, hidden, depth = (options.get(name) for name in ("embedding", "hidden", "depth"))
+        numbers = numbers or 1 + CLIENTS // 4
+        sizes = [numbers] + [hidden or 100] * (3 if depth is None else depth)
+        shapes = {f"hyper/hidden{d}.weight": (sizes[d], sizes[d - 1]) for d in range(1, len(sizes))}
+        shapes |= {"hyper/fc.bias.weight": (10, sizes[-1]), "embedding": (CLIENTS, numbers)}
+        found = {name: a.shape for name, a in start.items() if "hidden" in name and name.endswith(".weight")}
+        assert found | {name: start[name].shape for name in ("hyper/fc.bias.weight", "embedding")} == shapes
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: "-".join([case[0], *words(*case[1:])]))
@@ -352,23 +461,36 @@ def test_package_agrees(case, federation: dict[str, list[Client]], tmp_path: Pat
 
     rounds = [entry["clients"] for entry in result["rounds"] if entry["round"] > 0]  # 0: the untrained models
     assert [len(set(sampled)) for sampled in rounds] == [round(settings["participation"] * CLIENTS)] * ROUNDS
-    start = models(file, "initial")
-    assert start is not None
-    count, default = SEVERAL.get(method, (None, None))  # how many models the method starts from
-    given = {name: value for name, value in options.items() if name not in (count, "alpha_scope")}
-    if count is not None:
-        assert len(start) == options.get(count, default)
-    if method != "pfedmb":
-        given.pop("ft_mode", None)  # for these methods the two ways of tuning are the same
+    start = named(file, "initial")
+    if method == "pfedhn":  # a head's bias is stored in the shape of the parameter that it writes
+        start = {name: array.ravel() if name.endswith(".bias") else array for name, array in start.items()}
+    if len(start) == 2:
+        start = models(file, "initial")
+    given = {name: value for name, value in options.items() if name not in SHAPES}
+    if method not in OWN_UPDATE:
+        given.pop("ft_mode", None)
+    check_shapes(method, options, start)
     sgd = SGD(settings["lr"], settings["momentum"], settings["weight-decay"])
     expected = METHODS[method](start, federation["train"], rounds, int(settings["epochs"]), sgd, **given)
 
     def close(ours: object, reference: object) -> None:
         np.testing.assert_allclose(ours, reference, rtol=0, atol=TOLERANCE)
 
+    def close_models(kind: str, reference: np.ndarray | dict[str, np.ndarray]) -> None:
+        if not isinstance(reference, dict):
+            return close(models(file, kind), reference)
+        assert named(file, kind).keys() == reference.keys()
+        for name, value in reference.items():
+            close(file[f"{kind}/{name}"].reshape(value.shape), value)
+
     if expected.server is not None:
-        close(models(file, "global"), expected.server)
-    close(models(file, "personal"), expected.personal)
-    for name, value in expected.state.items():  # alpha per layer is [clients, 1, B] for the one layer here
-        close(file[f"state/{name}"].reshape(value.shape), value)
+        close_models("global", expected.server)
+    close_models("personal", expected.personal)
+    for name, value in expected.state.items():
+        if f"state/{name}" in file:  # alpha per layer is [clients, 1, B] for the one layer here
+            close(file[f"state/{name}"].reshape(value.shape), value)
+        else:  # a model of each client, as SCAFFOLD's state/control/fc.weight and fc.bias
+            close_models(f"state/{name}", value)
+    if expected.mixture is not None:
+        close(file["personal/mixture"], expected.mixture)
     close(result["final"]["test_loss"], losses(federation["test"], expected))

@@ -62,8 +62,8 @@ class SGD(NamedTuple):
 class Trained(NamedTuple):
     """What a method leaves: the server's model, the clients' [clients, ...], and its own state by name (pFedMB's alpha)."""
 
-    server: Array | None
-    personal: Array
+    server: Array | dict[str, Array] | None
+    personal: Array | dict[str, Array]
     state: dict[str, Array] = {}  # noqa: RUF012 (a named tuple, never written to)
     mixture: Array | None = None  # FedEM: in what shares the probabilities of a client's models are mixed
 
@@ -81,3 +81,15 @@ def join(weight: Array, bias: Array) -> Array:
 def importance(clients: Sequence[Client], members: Sequence[int], weights: str) -> list[float]:
     """What a mean over these clients weighs them by: n_i (`size`) or 1 (`uniform`)."""
     return [clients[i].size if weights == "size" else 1.0 for i in members]
+
+
+def pack(model: dict[str, Array]) -> Array:
+    """All the arrays of a model with several as one vector, so that SGD and norms are over all of them."""
+    return np.concatenate([array.ravel() for array in model.values()])
+
+
+def unpack(vector: Array, like: dict[str, Array]) -> dict[str, Array]:
+    """Undo `pack`: the names and shapes of `like`, the numbers of the vector."""
+    ends = np.cumsum([array.size for array in like.values()])[:-1]
+    parts = np.split(vector, ends)
+    return {name: part.reshape(like[name].shape) for name, part in zip(like, parts, strict=True)}
