@@ -279,15 +279,15 @@ METHOD_OPTIONS: dict[str, list[dict[str, object]]] = {
     "cfl": [
         {"warmup": 0},
         {"eps1": 0, "eps2": 0, "warmup": 0},
-        {"eps2": 0.3, "warmup": 0},
-        {"eps2": 0.3, "warmup": 1},
-        {"eps2": 0.3, "warmup": 2},
-        {"eps2": 0.3, "warmup": 3},
+        {"eps1": 0.3, "eps2": 0.3, "warmup": 0},
+        {"eps1": 0.3, "eps2": 0.3, "warmup": 1},
+        {"eps1": 0.3, "eps2": 0.3, "warmup": 2},
+        {"eps1": 0.3, "eps2": 0.3, "warmup": 3},
         {"eps1": 0.23, "eps2": 0.3, "warmup": 0},
         {"eps1": 0.21, "eps2": 0.3, "warmup": 0},
         {"eps2": 0.51, "warmup": 0},
         {"weights": "uniform"},
-        {"eps2": 0.3, "warmup": 0, "weights": "uniform"},
+        {"eps1": 0.3, "eps2": 0.3, "warmup": 0, "weights": "uniform"},
         {"eps1": 0.21, "eps2": 0.3, "warmup": 0, "weights": "uniform"},
         {"gamma": 0.42, "warmup": 0},
         {"gamma": 0.45, "warmup": 0},
@@ -403,7 +403,7 @@ def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
     yield "pfedmb", {"participation": 0.4}, {"simplex": "projection", "alpha_lr": 30.0}
     # A cut while one client is absent: first one that never took part, then one whose last update is known.
     for warmup in (0, 1, 2):
-        yield "cfl", {"participation": 0.8}, {"eps1": 99.0, "eps2": 0, "warmup": warmup}
+        yield "cfl", {"participation": 0.8}, {"gamma": 0.999, "warmup": warmup}
     # With these rates the affinities, not the numbers of the clients alone, decide whose models a client gets.
     for models in (2, 3, 4):
         yield "fedfomo", {"lr": 0.7}, {"models": models, "epsilon": 0}

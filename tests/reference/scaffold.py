@@ -34,4 +34,4 @@ def scaffold(
         w_t = w_t + server_lr * weighted_mean(moves, a)
         c = c + len(sampled) / len(clients) * weighted_mean(changes, a)
     tuned = [sgd.descend(w_t, client.gradient, ft_epochs) for client in clients]
-    return Trained(w_t, np.stack(tuned), {"control": c_i})
+    return Trained(w_t, np.stack(tuned), {"control": c_i} if control == "on" else {})
