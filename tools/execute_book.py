@@ -39,6 +39,7 @@ def execute(chapter: Path, timeout: int) -> Outcome:
         timeout=timeout,
         kernel_name="python3",
         resources={"metadata": {"path": str(chapter.parent)}},
+        coalesce_streams=True,  # what a cell prints is one output, however slowly it prints
         record_timing=False,  # times in the metadata would make every run a change
         on_cell_start=remember,
     )
