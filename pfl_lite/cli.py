@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from typer.core import TyperGroup
 
@@ -26,11 +30,12 @@ class PoliteGroup(TyperGroup):
         except InputError as error:
             typer.echo(f"pfl-lite: {error}", err=True)
             raise typer.Exit(2) from error
+        except click.UsageError as error:
+            typer.echo(f"pfl-lite: {error.format_message()}", err=True)
+            raise typer.Exit(2) from error
         except KeyboardInterrupt as error:
-            typer.echo(
-                "pfl-lite: interrupted; with --checkpoint the same command goes on from the last round",
-                err=True,
-            )
+            kept = ctx.obj or "nothing was kept"
+            typer.echo(f"pfl-lite: interrupted; {kept}", err=True)
             raise typer.Exit(130) from error
 
 
@@ -50,6 +55,7 @@ Partition = Annotated[
 ]
 Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
+Validation = Annotated[float, typer.Option(help="share of the training images kept for validation")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 LedgerFolder = Annotated[Path | None, typer.Option("--ledger", help="folder of the results [data/results]")]
 
@@ -226,6 +232,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 
 @app.command()
 def run(
+    context: typer.Context,
     method: Annotated[str, typer.Argument(help="a method (see `pfl-lite methods`)")],
     data: Data = "digits",
     model: Annotated[str, typer.Option(help="network (see `pfl-lite models`) or auto")] = "auto",
@@ -242,6 +249,8 @@ def run(
     participation: Annotated[
         float, typer.Option(help="share C of the clients sampled a round, in (0, 1]")
     ] = 1.0,
+    unseen: Annotated[int, typer.Option(help="clients held out of training and scored as newcomers")] = 0,
+    val_fraction: Validation = 0.2,
     seed: Seed = 0,
     engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
     device: Device = "auto",
@@ -274,18 +283,39 @@ def run(
     options = {
         "data": data, "model": model, "partition": partition, "clients": clients, "rounds": rounds, "epochs": epochs,
         "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
-        "participation": participation, "seed": seed, "engine": engine, "device": device, "dtype": dtype,
+        "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
+        "seed": seed, "engine": engine, "device": device, "dtype": dtype,
         "eval_every": eval_every,
     }  # fmt: skip
     if "method" in own:
         raise InputError("--set method=... is not a setting: the method is the first word after run")
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
+    import torch
+
     from pfl_lite.engine.config import make_config
     from pfl_lite.engine.rounds import Simulation
 
-    simulation = Simulation(make_config(method, **options, **own))
-    simulation.run(checkpoint=checkpoint)
+    with warnings.catch_warnings(record=True) as advice:
+        warnings.simplefilter("always")
+        config = make_config(method, **options, **own)
+    for sentence in advice:
+        typer.echo(f"pfl-lite: {sentence.message}", err=True)
+    # small networks are faster with one thread; the variable is how PyTorch's users ask for more
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    simulation = Simulation(config)
+    if checkpoint is not None:
+        context.find_root().obj = "the same command goes on from the last round"
+    said = time.monotonic()
+
+    def sign_of_life() -> bool:
+        nonlocal said
+        if not sys.stderr.isatty() and time.monotonic() - said > 30:
+            typer.echo(f"round {simulation.round} of {config.rounds}", err=True)
+            said = time.monotonic()
+        return False
+
+    simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(summary(report))
     if out is not None:
@@ -353,7 +383,7 @@ def reproduce(
         raise InputError(
             f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
         ) from error
-    written = sweep(
+    written, left, interrupted = sweep(
         experiment,
         methods=None if methods is None else methods.split(","),
         seeds=numbers,
@@ -363,11 +393,17 @@ def reproduce(
         device=device,
         ledger=Ledger(ledger),
     )
-    typer.echo(
-        f"{len(written)} results written"
-        if written
-        else "nothing was left to do, or nothing was finished in time"
-    )
+    if not left:
+        typer.echo(
+            f"{len(written)} results written: the ledger has them all"
+            if written
+            else "nothing was left to do"
+        )
+        return
+    why = "interrupted" if interrupted else "out of time"
+    typer.echo(f"{why}: {len(written)} results written, {left} runs left; the same command goes on from here")
+    if interrupted:
+        raise typer.Exit(130)
 
 
 @app.command()

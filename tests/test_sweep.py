@@ -56,7 +56,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0])
+    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]).written
     assert sorted({path.name for path in written}) == [
         "fedavg-seed0.json", "local-seed0.json", "pfedmb-plain-seed0.json", "pfedmb-seed0.json",
         "search-fedavg.json", "search-local.json", "search-pfedmb.json",
@@ -73,7 +73,7 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
         and run["config"]["method"]["alpha_lr"] == best["alpha_lr"]
     )
     assert run["rounds"][1]["tuned_accuracy"] is not None and set(run["watch"]["alpha"]) == {"0", "1", "2"}
-    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == []
+    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, False)
     assert not list((tmp_path / ".checkpoints").rglob("*.pt"))
     frame = table(tiny, ledger)
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
@@ -81,17 +81,22 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
 
 def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    assert (
-        sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9) == []
+    assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9) == (
+        [],
+        3,
+        False,
     )
-    assert len(sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])) == 3
+    assert len(sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
 
 
 def test_a_longer_run_on_top_of_a_complete_one_is_refused_not_overwritten(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0])
     before = (tmp_path / tiny / "local-seed0.json").read_text()
-    assert sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=1) == []
+    assert (
+        sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=1).written
+        == []
+    )
     with pytest.raises(InputError, match="already holds a complete run"):
         sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=3)
     assert (tmp_path / tiny / "local-seed0.json").read_text() == before
@@ -111,3 +116,18 @@ def test_table1_is_the_paper_s() -> None:
         for arm in experiment.arms[2:]
     )
     assert protocols.printed("pFedMB", "I", "no such method") is None
+
+
+def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_order_they_finished(
+    tiny: str, tmp_path: Path
+) -> None:
+    experiment = get_experiment(tiny)
+    arm = experiment.arm("fedavg")
+    chosen = []
+    for order in ((0, 1), (1, 0)):
+        search = sweep.Sweep(experiment, [arm], [0], None, "cpu", Ledger(tmp_path / str(order)))
+        tasks = {task.candidate: task for task in search.tasks()}
+        for number in order:
+            search.record(tasks[number], {"final": {"val_accuracy": [0.5]}, "seconds": 1.0})
+        chosen.append(search.chosen(arm))
+    assert chosen == [arm.grid[0]] * 2

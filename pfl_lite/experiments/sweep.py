@@ -10,17 +10,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from pfl_lite.data.images import load
 from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import Arm, Experiment, Settings, get_experiment
 
 POLL_SECONDS = 5.0
+SIGN_OF_LIFE_SECONDS = 120.0  # off a terminal, where no bar is shown
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,22 @@ class Task:
         )
 
 
+class Swept(NamedTuple):
+    """What a call of `reproduce` came to: the files written, the runs still to be trained, whether it was interrupted."""
+
+    written: list[Path]
+    left: int
+    interrupted: bool
+
+
 _interrupted: Event | None = None  # in a worker: set when the parent was interrupted
+_news: Any = None  # in a worker: where it says which round it has reached
 
 
-def start_worker(interrupted: Event) -> None:
+def start_worker(interrupted: Event, news: Any) -> None:
     """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint."""
-    global _interrupted
-    _interrupted = interrupted
+    global _interrupted, _news
+    _interrupted, _news = interrupted, news
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -69,6 +80,8 @@ def train(task: Task, checkpoint: Path, deadline: float | None) -> dict[str, Any
     simulation = Simulation(task.config)
 
     def stop() -> bool:
+        if _news is not None:
+            _news.put((task.key, simulation.round))
         late = deadline is not None and time.monotonic() > deadline
         return late or (_interrupted is not None and _interrupted.is_set())
 
@@ -104,10 +117,10 @@ class Sweep:
             return self.chosen(self.experiment.arm(arm.rates_of))
         if not arm.grid:
             return {}
-        scored = [one for one in self.searched(arm) if one["settings"] in arm.grid]
+        scored = in_grid_order(arm, self.searched(arm))
         if len(scored) < len(arm.grid):
             return None
-        return dict(max(scored, key=lambda one: one["validation_accuracy"])["settings"])
+        return dict(best_of(scored)["settings"])
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
@@ -144,6 +157,11 @@ class Sweep:
                 self.ledger.check(entry)  # refuses to replace a complete run of another configuration
                 yield Task(name, arm.key, seed, config)
 
+    def left(self) -> int:
+        """Runs that are still to be trained, those that wait for a search included."""
+        waiting = [arm for arm in self.arms if self.chosen(arm) is None]
+        return len(list(self.tasks())) + len(waiting) * len(self.seeds)
+
     def checkpoint(self, task: Task) -> Path:
         """Where a task continues from; search candidates and results never share a file."""
         kind = "run" if task.candidate is None else f"search{task.candidate}"
@@ -163,11 +181,21 @@ class Sweep:
                 "seed": task.seed,
                 "seconds": report["seconds"],
             }
-            candidates = [*self.searched(arm), scored]
-            best = max(candidates, key=lambda one: one["validation_accuracy"])["settings"]
+            candidates = in_grid_order(arm, [*self.searched(arm), scored])
+            best = best_of(candidates)["settings"]
             path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
         self.checkpoint(task).unlink(missing_ok=True)
         return path
+
+
+def in_grid_order(arm: Arm, candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The candidates of the present grid in its order, not in the order in which workers finished them."""
+    return [one for settings in arm.grid for one in candidates if one["settings"] == settings]
+
+
+def best_of(candidates: list[dict[str, Any]]) -> dict[str, Any]:
+    """The candidate with the best validation accuracy; a tie goes to the first."""
+    return max(candidates, key=lambda one: one["validation_accuracy"])
 
 
 def reproduce(
@@ -180,8 +208,8 @@ def reproduce(
     budget: float | None = None,
     device: str = "auto",
     ledger: Ledger | None = None,
-) -> list[Path]:
-    """Train what the ledger lacks of an experiment; returns the files written.
+) -> Swept:
+    """Train what the ledger lacks of an experiment; returns the files written and what is left.
 
     Args:
         name: an experiment (`pfl-lite experiments`).
@@ -195,7 +223,7 @@ def reproduce(
 
     Raises:
         InputError: before any work, for an unknown name or a setting that cannot be; also where the ledger holds a complete run
-            of another configuration, which is never overwritten.
+            of another configuration, which is never overwritten, and where the data is not at hand.
     """
     experiment = get_experiment(name)
     arms = experiment.arms if methods is None else [experiment.arm(key) for key in methods]
@@ -209,21 +237,38 @@ def reproduce(
     written: list[Path] = []
     running: dict[Future[dict[str, Any] | None], Task] = {}
     pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
+    if pending:
+        load(experiment.data)  # fetched once, here, before several workers would
     context = multiprocessing.get_context("spawn")
-    interrupted = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(interrupted,))
-    with pool, tqdm(desc=name, unit="run", disable=None) as bar:
+    interrupted, news = context.Event(), context.Queue()
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=start_worker, initargs=(interrupted, news)
+    )
+    reached: dict[Any, int] = {}
+    said = time.monotonic()
+    with pool, tqdm(desc=name, total=sweep.left(), unit="run", disable=None) as bar:
         while True:
             try:
                 busy = {task.key for task in running.values()}
                 waiting = [task for task in pending if task.key not in busy]
                 late = interrupted.is_set() or (deadline is not None and time.monotonic() > deadline)
                 for task in [] if late else waiting[: workers - len(running)]:
-                    tqdm.write(f"start {task.title}: {describe(task)}")
+                    again = "go on with" if sweep.checkpoint(task).exists() else "start"
+                    tqdm.write(f"{again} {task.title}: {describe(task)}")
                     running[pool.submit(train, task, sweep.checkpoint(task), deadline)] = task
                 if not running:
                     break
-                bar.set_postfix_str(", ".join(task.title for task in running.values()))
+                while not news.empty():
+                    key, at = news.get()
+                    reached[key] = at
+                where = ", ".join(
+                    f"{task.title} round {reached.get(task.key, 0)}/{task.config.rounds}"
+                    for task in running.values()
+                )
+                bar.set_postfix_str(where)
+                if bar.disable and time.monotonic() - said > SIGN_OF_LIFE_SECONDS:
+                    tqdm.write(where)
+                    said = time.monotonic()
                 for future in wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                     task, report = running.pop(future), future.result()
                     if report is None:
@@ -233,10 +278,11 @@ def reproduce(
                     tqdm.write(f"done {task.title} in {report['seconds']:.0f} s: {written[-1]}")
                     bar.update()
                     pending = list(sweep.tasks())
+                    bar.total = len(written) + sweep.left()
             except KeyboardInterrupt:
                 tqdm.write("interrupted: finishing the rounds in hand, nothing is lost")
                 interrupted.set()
-    return written
+    return Swept(written, sweep.left(), interrupted.is_set())
 
 
 def describe(task: Task) -> str:
