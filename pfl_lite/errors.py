@@ -15,4 +15,6 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> InputError:
     names = sorted(valid)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return InputError(f"unknown {kind} '{name}': {hint}(valid: {', '.join(names) or 'none'})")
+    return InputError(
+        f"unknown {kind} '{name}'{': ' if hint else ' '}{hint}(valid: {', '.join(names) or 'none'})"
+    )

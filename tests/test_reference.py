@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from pfl_lite.cli import app
 from pfl_lite.data.images import load
+from pfl_lite.methods import METHODS as package_methods
 
 
 def sigmoid(z: float) -> float:
@@ -494,3 +495,7 @@ def test_package_agrees(case, federation: dict[str, list[Client]], tmp_path: Pat
     if expected.mixture is not None:
         close(file["personal/mixture"], expected.mixture)
     close(result["final"]["test_loss"], losses(federation["test"], expected))
+
+
+def test_every_method_of_the_package_has_a_second_implementation() -> None:
+    assert set(METHODS) == set(package_methods)

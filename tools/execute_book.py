@@ -80,6 +80,7 @@ def main() -> int:
     started = time.perf_counter()
     failed = 0
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
+        print(f"  first {', '.join(chapter.stem for chapter in chapters[: arguments.jobs])}", flush=True)
         jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
         for done, job in enumerate(as_completed(jobs), start=1):
             chapter, seconds, problem = job.result()

@@ -338,6 +338,9 @@ def _convert(card: Card, path: Path) -> None:
             f"with a network, or put {path.name} there yourself, with uint8 train_images and test_images and "
             "integer train_labels and test_labels"
         ) from error
+    finally:
+        with suppress(OSError):  # archives that were fetched stay; an empty folder does not
+            (path.parent / "downloads").rmdir()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from pfl_lite.engine.metrics import score
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
 from pfl_lite.methods import Method, make_method
-from pfl_lite.methods.base import Round
+from pfl_lite.methods.base import Round, unpack
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
@@ -427,16 +428,16 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     Raises:
         InputError: the file holds no such model, or one of another network.
     """
-    with np.load(path) as arrays:
-        if "method" not in arrays.files:
-            raise InputError(f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote")
-        settings = arrays["method"]
-        group = "global" if client is None else "personal"
-        found = {
-            name.removeprefix(f"{group}/"): arrays[name]
-            for name in arrays.files
-            if name.startswith(f"{group}/")
-        }
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            stored = {name: arrays[name] for name in arrays.files}
+        method = make_method(**json.loads(str(stored["method"])))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
+        ) from error
+    group = "global" if client is None else "personal"
+    found = unpack(group, stored)
     if not found:
         raise InputError(f"{path} holds no {group} model: choose a client, or a method with one global model")
     if client is not None:
@@ -445,4 +446,4 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
             raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
         found = {name: rows[client] for name, rows in found.items()}
     params = {name: torch.from_numpy(array) for name, array in found.items()}
-    return make_method(**json.loads(str(settings))).to_module(network, params)
+    return method.to_module(network, params)

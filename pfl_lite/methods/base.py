@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class Batch(NamedTuple):
 Loss = Callable[[Params, Batch], Tensor]
 Direction = Callable[..., Params]
 Carry = tuple[Params, ...]
+Value = TypeVar("Value")
 
 
 class Work(Protocol):
@@ -269,11 +270,11 @@ def pack(prefix: str, params: Mapping[str, Tensor]) -> Params:
     return {f"{prefix}/{name}": tensor for name, tensor in params.items()}
 
 
-def unpack(prefix: str, params: Mapping[str, Tensor]) -> Params:
+def unpack(prefix: str, params: Mapping[str, Value]) -> dict[str, Value]:
     """What `pack` put under a prefix, with its plain names."""
     return {
-        name.removeprefix(f"{prefix}/"): tensor
-        for name, tensor in params.items()
+        name.removeprefix(f"{prefix}/"): value
+        for name, value in params.items()
         if name.startswith(f"{prefix}/")
     }
 

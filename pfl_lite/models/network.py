@@ -119,7 +119,10 @@ class Network:
             module.load_state_dict({name: tensor.detach().cpu() for name, tensor in params.items()})
         except RuntimeError as error:
             wants = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+            found = {name: tuple(tensor.shape) for name, tensor in params.items()}
+            name = next(name for name in [*wants, *found] if wants.get(name) != found.get(name))
             raise InputError(
-                f"these parameters do not fit the network {self.name}: it wants {wants}"
+                f"these parameters do not fit the network {self.name}: its {name} is {wants.get(name, 'not there')}, "
+                f"theirs {found.get(name, 'is not there')} (a model with one more axis in front is several models)"
             ) from error
         return module
