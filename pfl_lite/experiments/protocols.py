@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_lite.errors import unknown
+from pfl_lite.methods import METHODS
 
 Settings = dict[str, Any]
 
@@ -66,13 +67,17 @@ class Experiment:
     participation: float = 1.0
     model: str = "lenet"
     ft_every: int = 1
+    ft_epochs: int | None = 0
+    """Epochs of fine-tuning after the last round: 0 stands for the local epochs, None for each method's own default."""
+    eval_every: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     search_rounds: int = 5
     search_seed: int = 100
 
     def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
         """The settings that all arms share, as `make_config` takes them."""
-        return {
+        tuning = {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
+        return tuning | {
             "data": self.data,
             "model": self.model,
             "partition": self.partition,
@@ -82,8 +87,8 @@ class Experiment:
             "batch_size": self.batch_size,
             "participation": self.participation,
             "seed": seed,
-            "ft_epochs": self.epochs,
             "ft_every": self.ft_every,
+            "eval_every": self.eval_every,
         }
 
     def arm(self, key: str) -> Arm:
@@ -139,7 +144,64 @@ PFEDMB_TABLE1 = Experiment(
     claims=("B1", "B2", "B3", "B4", "B5", "B13", "B14"),
 )
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (PFEDMB_TABLE1,)}
+# Every method on the same small clients, for *Which method when*: one hidden layer on 28 x 28 figures, 20 clients of about 80
+# training images. Settings that are not the method's defaults fit methods to this size, or give all those that keep several
+# models the same number of them; two candidates each are searched on validation images.
+RATES = ({"lr": 0.05}, {"lr": 0.2})
+FITTED: dict[str, tuple[Settings, tuple[Settings, ...]]] = {
+    "pfl_ft": ({"ft_epochs": 8}, RATES),
+    "pfl_fb": ({"ft_epochs": 8, "head": "last"}, RATES),
+    "pfedme": ({"lr": 0.06}, ({"inner_lr": 0.01}, {"inner_lr": 0.03})),
+    "ifca": ({"clusters": 4}, RATES),
+    "cfl": ({"gamma": 0.5, "warmup": 3}, RATES),
+    "fedem": ({"components": 4}, RATES),
+    "pfedmb": ({"branches": 4, "alpha_lr": 0.3}, ({"lr": 0.1}, {"lr": 0.4})),
+    "fedrep": ({"head_epochs": 4}, RATES),
+    "moon": ({"mu": 1.0, "projection": 64}, RATES),
+    "pfedhn": ({"lr": 0.1}, ({"server_lr": 0.1}, {"server_lr": 0.3})),
+}
+SCENARIOS = {
+    "label-skew": ("label skew", "dirichlet:0.3"),
+    "feature-shift": ("feature shift", "writers"),
+    "concept-shift": ("concept shift in four groups", "concept:4"),
+    "known-groups": ("label skew in five groups", "blocks:5"),
+}
+
+
+def comparison(name: str, words: str, partition: str) -> Experiment:
+    """All methods on one kind of difference between clients."""
+    arms = []
+    for method in METHODS:
+        settings, grid = FITTED.get(method, ({}, RATES))
+        arms.append(Arm(method, method, method, None, grid, settings))
+    return Experiment(
+        name=f"when-{name}",
+        title=f"Which method when: {words} (glyphs10, {partition})",
+        data="glyphs10",
+        model="mlp",
+        partition=partition,
+        clients=20,
+        rounds=20,
+        epochs=4,
+        batch_size=20,
+        arms=tuple(arms),
+        paper_table="",
+        metric="unweighted mean over clients of test accuracy (%)",
+        deviations=(),
+        claims=(),
+        ft_every=0,
+        ft_epochs=None,
+        eval_every=4,
+    )
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        PFEDMB_TABLE1,
+        *(comparison(name, words, partition) for name, (words, partition) in SCENARIOS.items()),
+    )
+}
 
 
 def get_experiment(name: str) -> Experiment:

@@ -181,8 +181,12 @@ class Sweep:
                 "seed": task.seed,
                 "seconds": report["seconds"],
             }
-            candidates = in_grid_order(arm, [*self.searched(arm), scored])
+            known = [*self.searched(arm), scored]
+            candidates = in_grid_order(arm, known)
             best = best_of(candidates)["settings"]
+            candidates += [
+                one for one in known if one["settings"] not in arm.grid
+            ]  # of an earlier grid: kept
             path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
         self.checkpoint(task).unlink(missing_ok=True)
         return path

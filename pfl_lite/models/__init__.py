@@ -11,9 +11,10 @@ from torch import nn
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.models.lenet import LeNet
 from pfl_lite.models.network import Network, Params
-from pfl_lite.models.small import Linear, SmallCNN
+from pfl_lite.models.small import MLP, Linear, SmallCNN
 
 __all__ = [
+    "MLP",
     "NETWORKS",
     "LeNet",
     "Linear",
@@ -37,6 +38,7 @@ class NetworkSpec:
 
 NETWORKS: dict[str, NetworkSpec] = {
     "linear": NetworkSpec(Linear, "softmax regression on the pixels"),
+    "mlp": NetworkSpec(MLP, "one hidden layer of 64 on the pixels"),
     "small_cnn": NetworkSpec(SmallCNN, "two 3x3 convolutions and one hidden layer, for digits and glyphs"),
     "lenet": NetworkSpec(LeNet, "LeNet-5 on 32x32 images, the network of pFedMB and PFL-MoE", size=32),
 }
