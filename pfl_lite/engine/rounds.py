@@ -336,6 +336,7 @@ class Simulation:
             "watch": self.history.watch,
             "final": self._final(last, "tuned" if tuned else "personal"),
             "seconds": round(self.seconds, 2),
+            "images_trained": self.map.images_trained,
             "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
             "data_card": asdict(self.federation.card),
             "device": device_name(self.config.device),
