@@ -18,7 +18,7 @@ class PFLFB(FedAvg):
     """Yu et al. (2020), "freeze base", as PFL-MoE uses it (Guo et al. 2021, section III): theta_E stays, theta_C tunes.
 
     Yu et al.'s code tunes the last layer only (`head="last"`), PFL-MoE all fully connected ones (`dense`, the default). In
-    PFL-MoE's tables it learns from three quarters of a client's images, because the rest trains the gate (`data="per"`).
+    PFL-MoE's tables it learns from three quarters of a client's images, because the rest trains the gate (`part="per"`).
     Chapter: *Sharing a part*.
     """
 
@@ -28,12 +28,12 @@ class PFLFB(FedAvg):
 
     head: str = "dense"
     """What is tuned: `dense` (all layers after the convolutions), `last`, `none` (FedAvg), or a layer's name and what follows."""
-    data: str = "all"
+    part: str = "all"
     """`all` of the client's training images, or `per`: a fixed three quarters of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, data=(self.data, ("all", "per")))
+        check_choice(self.name, part=(self.part, ("all", "per")))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         layers_from(network, self.head, f"{self.name}: head")  # refuses a layer that does not exist
@@ -47,7 +47,7 @@ class PFLFB(FedAvg):
             return work.loss(base | head, batch)
 
         head = {name: tensor for name, tensor in server.items() if name in tuned}
-        return server | work.sgd(loss_of_head, head, part=self.data)
+        return server | work.sgd(loss_of_head, head, part=self.part)
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
         return self.own_update(server, client, work)
