@@ -33,7 +33,8 @@ class LocalSettings:
 def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, epochs: int) -> np.ndarray:
     """The order [epochs, samples] in which one client visits its images in one phase of one round."""
     rng = generator(seed, "batches", round, client, phase)
-    return np.stack([rng.permutation(samples) for _ in range(epochs)])
+    orders = [rng.permutation(samples) for _ in range(epochs)]
+    return np.array(orders, dtype=np.int64).reshape(epochs, samples)  # a phase may have no epochs
 
 
 class LocalWork:
