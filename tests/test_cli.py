@@ -150,7 +150,7 @@ def test_lists(command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "pfedm"], "did you mean pfedmb"),
+        (["run", "pfedmbb"], "did you mean pfedmb"),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),

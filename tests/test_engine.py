@@ -23,9 +23,21 @@ def federation() -> Any:
     return five_clients()
 
 
-def tunable(method: str, **settings: Any) -> dict[str, Any]:
-    """Settings without fine-tuning for the one method whose scored model cannot be tuned."""
-    return {name: value for name, value in settings.items() if method != "fedem" or name[:3] != "ft_"}
+LAYERED = {"pfl_fb", "fedper", "fedrep", "lg_fedavg", "pfedmb", "moon"}
+
+
+def quick(method: str, **settings: Any) -> dict[str, Any]:
+    """One local epoch on softmax regression, but on several layers for a method that tells layers apart; no fine-tuning
+    for the one method whose scored model cannot be tuned.
+    """
+    usual: dict[str, Any] = {"epochs": 1, "model": "small_cnn" if method in LAYERED else "linear"}
+    usual |= {
+        "cfl": {"gamma": 0.9, "warmup": 0},
+        "fedrep": {"head_epochs": 2},
+        "moon": {"projection": 8},
+    }.get(method, {})
+    kept = {name: value for name, value in settings.items() if method != "fedem" or name[:3] != "ft_"}
+    return usual | kept
 
 
 def simulation(federation: Any, method: str = "fedavg", **settings: Any) -> Simulation:
@@ -36,7 +48,7 @@ def simulation(federation: Any, method: str = "fedavg", **settings: Any) -> Simu
 @pytest.mark.parametrize("mode", ["own_update", "plain_sgd"])
 def test_vmap_equals_loop(federation: Any, method: str, mode: str) -> None:
     settings = {"participation": 0.6, "momentum": 0.5, "weight_decay": 0.01}
-    settings |= tunable(method, ft_epochs=1, ft_mode=mode)
+    settings = quick(method, **settings, ft_epochs=1, ft_mode=mode)
     a, b = (train(method, federation, engine=engine, **settings) for engine in ("loop", "vmap"))
     assert same(a.scored_models(), b.scored_models(), 1e-10) and same(a.server, b.server, 1e-10)
     for name in ("test_loss", "test_accuracy"):
@@ -57,8 +69,8 @@ def test_vmap_equals_loop_where_a_client_has_no_validation_or_test_images(federa
 
 @pytest.mark.parametrize("method", METHODS)
 def test_looking_changes_no_model(federation: Any, method: str) -> None:
-    often = train(method, federation, rounds=3, eval_every=1, **tunable(method, ft_epochs=2, ft_every=1))
-    seldom = train(method, federation, rounds=3, eval_every=3, **tunable(method, ft_epochs=2))
+    often = train(method, federation, **quick(method, rounds=3, eval_every=1, ft_epochs=1, ft_every=1))
+    seldom = train(method, federation, **quick(method, rounds=3, eval_every=3, ft_epochs=1))
     assert same(often.server, seldom.server, 0) and same(often.clients, seldom.clients, 0)
     assert same(often.scored_models(), seldom.scored_models(), 0)
 
@@ -89,7 +101,7 @@ def test_same_configuration_same_numbers_and_another_seed_others(federation: Any
 
 @pytest.mark.parametrize("method", METHODS)
 def test_stopped_and_resumed_is_bit_equal(federation: Any, method: str, tmp_path: Path) -> None:
-    settings = {"rounds": 3, "participation": 0.6, "momentum": 0.9} | tunable(method, ft_epochs=1, ft_every=1)
+    settings = quick(method, rounds=3, participation=0.6, momentum=0.9, ft_epochs=1, ft_every=1)
     whole = train(method, federation, **settings)
     first = simulation(federation, method, **settings)
     first.step()
@@ -135,6 +147,7 @@ def test_batches_of_one_phase_do_not_depend_on_other_phases_rounds_or_clients() 
     others = [(1, 1, 2, "weights"), (0, 2, 2, "weights"), (0, 1, 3, "weights"), (0, 1, 2, "alpha")]
     assert all(not np.array_equal(a, epoch_orders(*key, 20, 3)) for key in others)
     assert np.array_equal(a[:2], epoch_orders(0, 1, 2, "weights", 20, 2))
+    assert epoch_orders(0, 1, 2, "weights", 20, 0).shape == (0, 20)
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,57 @@
-"""What must hold for each method: equalities between methods, what may not change, one step worked out by hand."""
+"""What must hold for every method: equalities between methods, rules for absent, new and tiny clients, settings that matter.
+
+What a method promises by itself stands with its family: `test_methods_sharing.py`, `_ties`, `_clusters`, `_neighbours`,
+`_mixtures`, `_drift`, `_generated`.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from toy import by_hand, five_clients, same, train
+import torch.nn.functional as F
+from toy import (
+    FULL_BATCH,
+    five_clients,
+    of_class_a,
+    row,
+    same,
+    tiny_clients,
+    train,
+    untrained,
+    work_of,
+    zero_start,
+)
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, make_method
-from pfl_lite.methods.pfedmb import project_onto_simplex
+from pfl_lite.methods.apfl import mix
+from pfl_lite.methods.base import unpack
 from pfl_lite.methods.weighted_mean import weighted_mean
+
+LAYERED = {
+    "fedper",
+    "fedrep",
+    "lg_fedavg",
+    "pfl_fb",
+}  # methods that cut a network in two need one of several layers
 
 
 @pytest.fixture(scope="module")
 def federation() -> Any:
     return five_clients()
+
+
+def network_for(method: str) -> str:
+    """The cheapest network on which a method shows what it does."""
+    return "small_cnn" if method in LAYERED else "linear"
 
 
 # ---- the weighted mean ----------------------------------------------------------------------------------------------
@@ -50,62 +80,126 @@ def test_weighted_mean_keeps_tiny_weights_exact() -> None:
     )
 
 
-# ---- equalities between methods -------------------------------------------------------------------------------------
+def test_weighted_mean_of_float32_takes_its_weights_in_float64() -> None:
+    stacked, tiny = {"w": torch.tensor([1.0, 3.0])}, torch.tensor([1e-40, 3e-40], dtype=torch.float64)
+    assert weighted_mean(stacked, tiny, {"w": torch.zeros(())})["w"].item() == pytest.approx(2.5, abs=1e-6)
+
+
+# ---- settings that turn one method into another ---------------------------------------------------------------------
+
+FEDAVG: list[tuple[str, dict[str, Any]]] = [
+    ("fedprox", {"mu": 0.0}),
+    ("pfl_ft", {"ft_epochs": 0}),
+    ("pfl_fb", {"ft_epochs": 0}),
+    ("pfl_fb", {"head": "none"}),
+    ("fedper", {"head": "none"}),
+    ("fedrep", {"head": "none", "head_epochs": 0}),
+    ("lg_fedavg", {"shared": "conv1"}),
+    ("ifca", {"clusters": 1}),
+    ("cfl", {"eps1": 0.0, "eps2": 0.0, "warmup": 0}),
+    ("fedem", {"components": 1}),
+    ("pfedmb", {"branches": 1}),
+    ("pfedmb", {"branches": 1, "aggregation": "plain"}),
+    ("pfedmb", {"branches": 1, "simplex": "projection", "alpha_scope": "shared", "rate": "effective"}),
+    ("apfl", {"alpha": 0.0, "adaptive": False}),
+    ("perfedavg", {"inner_lr": 0.0}),
+    ("perfedavg", {"inner_lr": 0.0, "variant": "hf"}),
+    ("scaffold", {"control": "off", "weights": "size"}),
+    ("moon", {"mu": 0.0, "projection": 0}),
+]
+"""With these settings a method is FedAvg, under every participation, momentum and weight decay."""
+
+LOCAL: list[tuple[str, dict[str, Any]]] = [
+    ("fedper", {"head": "conv1"}),
+    (
+        "fedrep",
+        {"head": "conv1", "head_epochs": 2, "batch_size": FULL_BATCH},
+    ),  # its head phase has its own order
+    ("lg_fedavg", {"shared": "none"}),
+    ("fedfomo", {"models": 1}),
+    ("fedamp", {"lam": 0.0, "start": "own"}),
+    ("ditto", {"lam": 0.0}),
+    ("apfl", {"alpha": 1.0, "adaptive": False}),
+]
+"""With these settings a method is Local for every client that has taken part."""
+
+COMMON = {"momentum": 0.5, "weight_decay": 0.01}
+
+
+@cache
+def reference_run(method: str, model: str, **settings: Any) -> Simulation:
+    """A run to compare with, once for all the methods that must equal it."""
+    return train(method, five_clients(), model=model, **settings)
+
+
+@pytest.mark.parametrize(("method", "settings"), FEDAVG)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_equals_fedavg(federation: Any, method: str, settings: dict[str, Any], participation: float) -> None:
+    common = {**COMMON, "participation": participation, "model": network_for(method)}
+    a, b = train(method, federation, **common, **settings), reference_run("fedavg", **common)
+    scored, wanted = a.scored_models(), b.scored_models()
+    assert scored.keys() - {"mixture"} == wanted.keys()
+    assert same({name: scored[name].reshape(rows.shape) for name, rows in wanted.items()}, wanted)
+    losses = a.report()["final"]["test_loss"]
+    assert losses == pytest.approx(b.report()["final"]["test_loss"], abs=1e-12)
+
+
+@pytest.mark.parametrize(("method", "settings"), LOCAL)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_equals_local(federation: Any, method: str, settings: dict[str, Any], participation: float) -> None:
+    common = {**COMMON, "participation": participation, "model": network_for(method)}
+    common |= {"batch_size": settings["batch_size"]} if "batch_size" in settings else {}
+    a, b = train(method, federation, **(common | settings)), reference_run("local", **common)
+    scored, wanted = a.scored_models(), b.scored_models()
+    assert same(row(scored, a.sampled), row(wanted, b.sampled)) and a.sampled.tolist() == b.sampled.tolist()
+
+
+def test_methods_that_keep_everything_at_home_send_nothing(federation: Any) -> None:
+    for method, settings in (("local", {}), ("fedper", {"head": "conv1"}), ("lg_fedavg", {"shared": "none"})):
+        entry = train(method, federation, rounds=1, epochs=1, **settings).history.rounds[-1]
+        assert entry["floats_up"] == entry["floats_down"] == 0
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("fedprox", {"mu": 0.0}),
-        ("fedper", {"head": "none"}),
-        ("pfedmb", {"branches": 1}),
-        ("pfedmb", {"branches": 1, "aggregation": "plain"}),
-        ("pfedmb", {"branches": 1, "simplex": "projection", "alpha_scope": "shared", "rate": "effective"}),
-    ],
+    ("method", "settings"), [("scaffold", {"control": "off"}), ("cfl", {"weights": "uniform", "eps1": 0.0})]
 )
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_equals_fedavg(federation: Any, method: str, settings: dict[str, Any], participation: float) -> None:
-    common = {"participation": participation, "momentum": 0.5, "weight_decay": 0.01}
-    assert same(
-        train(method, federation, **settings, **common).scored_models(),
-        train("fedavg", federation, **common).scored_models(),
+def test_uniform_weights_are_those_of_fedavg(federation: Any, method: str, settings: dict[str, Any]) -> None:
+    uniform = reference_run("fedavg", "linear", weights="uniform", participation=0.5)
+    sim = train(method, federation, model="linear", participation=0.5, **settings)
+    assert same(sim.scored_models(), uniform.scored_models())
+    assert not same(uniform.server, reference_run("fedavg", "linear", participation=0.5).server, 1e-6)
+
+
+def test_freezing_nothing_makes_pfl_fb_pfl_ft(federation: Any) -> None:
+    a, b = (
+        train(method, federation, rounds=1, ft_epochs=2, **settings)
+        for method, settings in (("pfl_fb", {"head": "conv1"}), ("pfl_ft", {}))
     )
+    assert same(a.scored_models(), b.scored_models())
+    assert not same(a.scored_models(), b.personal_models(), 1e-3)
 
 
-def test_fedprox_with_one_local_step_is_fedavg_whatever_mu(federation: Any) -> None:
-    one_step = {"epochs": 1, "batch_size": 10_000}
-    a, b = train("fedprox", federation, mu=5.0, **one_step), train("fedavg", federation, **one_step)
-    assert same(a.server, b.server)
-
-
-def test_fedprox_stays_nearer_to_the_global_model_as_mu_grows(federation: Any) -> None:
-    moved = []
-    for mu in (0.0, 0.5, 2.0):
-        sim = train("fedprox", federation, mu=mu, rounds=1)
-        start = sim.start
-        moved.append(sum(((sim.server[k] - start[k]) ** 2).sum().item() for k in start))
-    assert moved[0] > moved[1] > moved[2] > 0
-
-
-def test_fedper_with_everything_private_is_local(federation: Any) -> None:
-    a = train("fedper", federation, head="conv1")
-    assert same(a.scored_models(), train("local", federation).scored_models())
-    assert a.history.rounds[-1]["floats_up"] == 0
+# ---- Local and FedAvg -----------------------------------------------------------------------------------------------
 
 
 def test_local_does_not_feel_the_others(federation: Any) -> None:
     changed = replace(federation, train=[federation.train[0], *(rows[:7] for rows in federation.train[1:])])
-    a, b = train("local", federation).scored_models(), train("local", changed).scored_models()
+    a, b = (train("local", data, model="linear").scored_models() for data in (federation, changed))
     assert all(torch.equal(a[k][0], b[k][0]) and not torch.equal(a[k][1], b[k][1]) for k in a)
 
 
+def test_local_is_fedavg_of_one_client(federation: Any) -> None:
+    alone = {split: getattr(federation, split)[:1] for split in ("train", "val", "test")}
+    fedavg = train("fedavg", replace(federation, **alone), clients=1, model="linear", momentum=0.5)
+    local = reference_run("local", "linear", momentum=0.5)
+    assert same(fedavg.server, row(local.scored_models(), 0))
+
+
 def test_fedavg_with_one_full_batch_step_is_centralised_gradient_descent(federation: Any) -> None:
-    sim = train("fedavg", federation, rounds=1, epochs=1, batch_size=10_000)
+    sim = train("fedavg", federation, rounds=1, epochs=1, batch_size=FULL_BATCH)
     start = {name: tensor.clone().requires_grad_() for name, tensor in sim.start.items()}
     rows = torch.cat(federation.train)
-    loss = torch.nn.functional.cross_entropy(
-        sim.network(start, federation.images[rows]), federation.labels[rows]
-    )
+    loss = F.cross_entropy(sim.network(start, federation.images[rows]), federation.labels[rows])
     gradient = torch.autograd.grad(loss, list(start.values()))
     pooled = {
         name: (tensor - 0.1 * g).detach() for (name, tensor), g in zip(start.items(), gradient, strict=True)
@@ -117,198 +211,217 @@ def test_fedavg_does_not_depend_on_the_order_of_clients_under_full_batches(feder
     turned = replace(
         federation, train=federation.train[::-1], val=federation.val[::-1], test=federation.test[::-1]
     )
-    a, b = (train("fedavg", f, batch_size=10_000).server for f in (federation, turned))
+    settings = {"batch_size": FULL_BATCH, "model": "linear"}
+    a, b = (train("fedavg", data, **settings).server for data in (federation, turned))
     assert same(a, b)
 
 
 def test_fedavg_of_copies_of_one_client_is_that_client_alone(federation: Any) -> None:
     copies = replace(federation, train=[federation.train[0]] * 5)
-    averaged = train("fedavg", copies, batch_size=10_000).server
-    alone = train("local", copies, batch_size=10_000).scored_models()
-    assert same(averaged, {name: rows[0] for name, rows in alone.items()})
+    settings = {"batch_size": FULL_BATCH, "model": "linear"}
+    averaged = train("fedavg", copies, **settings).server
+    alone = train("local", copies, **settings).scored_models()
+    assert same(averaged, row(alone, 0))
 
 
-# ---- pFedMB ---------------------------------------------------------------------------------------------------------
-
-
-def test_projection_onto_the_simplex_by_hand_and_against_its_definition() -> None:
-    by_rule = project_onto_simplex(torch.tensor([[0.6, 0.8], [2.0, 0.0], [0.3, 0.7]], dtype=torch.float64))
-    assert torch.allclose(by_rule, torch.tensor([[0.4, 0.6], [1.0, 0.0], [0.3, 0.7]], dtype=torch.float64))
-    point = torch.tensor([0.9, -0.3, 0.5, 0.1], dtype=torch.float64)
-    nearest = project_onto_simplex(point)
-    others = torch.distributions.Dirichlet(torch.ones(4, dtype=torch.float64)).sample((2000,))
-    assert nearest.sum().item() == pytest.approx(1) and (nearest >= 0).all()
-    assert ((others - point) ** 2).sum(1).min() >= ((nearest - point) ** 2).sum()
-
-
-@pytest.mark.parametrize("simplex", ["softmax", "projection"])
-@pytest.mark.parametrize("scope", ["layer", "shared"])
-def test_pfedmb_alpha_stays_on_the_simplex_and_moves(federation: Any, simplex: str, scope: str) -> None:
-    sim = train("pfedmb", federation, simplex=simplex, alpha_scope=scope, branches=3, alpha_lr=0.5)
-    alpha = sim.state()["alpha"]
-    assert alpha.shape == ((5, 3) if scope == "shared" else (5, 4, 3))
-    assert (alpha >= 0).all() and (alpha.sum(-1) - 1).abs().max() < 1e-12
-    assert (alpha - 1 / 3).abs().max() > 1e-3
-
-
-def test_pfedmb_uniform_alpha_follows_fedavg_at_a_rate_divided_by_b(federation: Any) -> None:
-    sim = train("pfedmb", federation, branches=4, alpha_lr=0.0, lr=0.4, momentum=0.5)
-    mean_start = {name: tensor.mean(0) for name, tensor in sim.start.items()}
-    plain = Simulation(make_config("fedavg", **(sim_settings() | {"lr": 0.1, "momentum": 0.5})), federation)
-    plain.server = mean_start
-    plain.run()
-    assert same({name: tensor.mean(0) for name, tensor in sim.server.items()}, plain.server)
-
-
-def sim_settings() -> dict[str, Any]:
-    from toy import FAST
-
-    return dict(FAST)
-
-
-def test_pfedmb_effective_rate_undoes_the_division(federation: Any) -> None:
-    sim = train("pfedmb", federation, branches=4, alpha_lr=0.0, lr=0.1, rate="effective")
-    plain = Simulation(make_config("fedavg", **sim_settings()), federation)
-    plain.server = {name: tensor.mean(0) for name, tensor in sim.start.items()}
-    plain.run()
-    assert same({name: tensor.mean(0) for name, tensor in sim.server.items()}, plain.server)
-
-
-def test_pfedmb_both_aggregations_agree_under_uniform_alpha(federation: Any) -> None:
-    a, b = (
-        train("pfedmb", federation, branches=3, alpha_lr=0.0, aggregation=rule).server
-        for rule in ("alpha", "plain")
-    )
-    assert same(a, b)
-
-
-def test_pfedmb_one_hot_alpha_is_fedavg_inside_each_group(federation: Any) -> None:
-    sim = Simulation(make_config("pfedmb", **(sim_settings() | {"branches": 3, "alpha_lr": 0.0, "alpha_scope": "shared",
-                                                                "simplex": "projection"})), federation)  # fmt: skip
-    groups = [0, 1, 0, 1, 0]
-    sim.clients = {"alpha": torch.eye(3, dtype=torch.float64)[groups]}
-    sim.run()
-    assert same(
-        {k: v[2] for k, v in sim.server.items()}, {k: v[2] for k, v in sim.start.items()}, 0
-    )  # branch nobody uses
-    for branch in (0, 1):
-        members = [i for i, group in enumerate(groups) if group == branch]
-        part = {split: [getattr(federation, split)[i] for i in members] for split in ("train", "val", "test")}
-        group = Simulation(make_config("fedavg", **(sim_settings() | {"clients": len(members), "batch_size": 10_000})),
-                           replace(federation, **part))  # fmt: skip
-        group.server = {name: tensor[branch] for name, tensor in group_start(sim).items()}
-        full = Simulation(replace(sim.config, batch_size=10_000), federation)
-        full.clients = {"alpha": torch.eye(3, dtype=torch.float64)[groups]}
-        full.run()
-        group.run()
-        assert same({name: tensor[branch] for name, tensor in full.server.items()}, group.server)
-
-
-def group_start(sim: Simulation) -> dict[str, torch.Tensor]:
-    return sim.method.initial(sim.network, sim.config.clients, sim.config.seed)
-
-
-def test_pfedmb_permuting_branches_changes_no_prediction(federation: Any) -> None:
-    a = Simulation(make_config("pfedmb", **(sim_settings() | {"branches": 3})), federation)
-    b = Simulation(a.config, federation)
-    order = [2, 0, 1]
-    b.server = {name: tensor[order] for name, tensor in b.server.items()}
-    a.run()
-    b.run()
-    assert same(a.scored_models(), b.scored_models())
-
-
-def test_pfedmb_phases_touch_only_their_own_parameters(federation: Any) -> None:
-    still = train("pfedmb", federation, branches=3, lr=1e-300, alpha_lr=0.5)
-    assert same(still.server, still.start, 1e-12)
-    assert (still.state()["alpha"] - 1 / 3).abs().max() > 1e-3
-    frozen = train("pfedmb", federation, branches=3, alpha_lr=0.0)
-    assert torch.equal(frozen.clients["alpha"], torch.zeros(5, 4, 3, dtype=torch.float64))
-    assert not same(frozen.server, frozen.start, 1e-6)
-
-
-def test_pfedmb_ignores_momentum_and_decay_in_the_alpha_phase(federation: Any) -> None:
-    settings = {"branches": 3, "lr": 1e-300, "alpha_lr": 0.5, "rounds": 1}
-    a = train("pfedmb", federation, **settings)
-    b = train("pfedmb", federation, **settings, momentum=0.9, weight_decay=0.1)
-    assert torch.equal(a.clients["alpha"], b.clients["alpha"])
-
-
-# ---- one step worked out by hand ------------------------------------------------------------------------------------
-# Two clients of one-pixel images x in {+1, -1}, softmax regression with two classes. From W = 0, b = 0 every probability is
-# 1/2, so the gradient of logit c of a sample is p_c - [y = c] = +-1/2. Client 0 holds (x = +1, class a); client 1 holds
-# (+1, b), (-1, a), (-1, a).
-
-
-def zero_start(method: str, **settings: Any) -> Simulation:
-    federation = by_hand([255, 255, 0, 0], [0, 1, 0, 0], [[0], [1, 2, 3]])
-    config = make_config(method, data="digits", model="linear", clients=2, rounds=1, epochs=1, batch_size=8, lr=1.0,
-                         dtype="float64", **settings)  # fmt: skip
-    sim = Simulation(config, federation)
-    zero = lambda params: {name: torch.zeros_like(tensor) for name, tensor in params.items()}  # noqa: E731
-    sim.server = zero(sim.server)
-    if method in ("local", "fedper"):
-        sim.clients = zero(sim.clients)
-    return sim
-
-
-# gradient of W_a: client 0: (1/2 - 1) * 1 = -1/2; client 1: [(1/2)(1) + (-1/2)(-1) + (-1/2)(-1)] / 3 = 1/2
-# gradient of b_a: client 0: -1/2;                 client 1: [1/2 - 1/2 - 1/2] / 3 = -1/6
+def test_fedavg_stays_where_it_is_at_a_rate_of_nothing(federation: Any) -> None:
+    sim = train("fedavg", federation, lr=1e-300, model="linear", participation=0.5)
+    assert same(sim.server, sim.start, 1e-15)
 
 
 def test_local_step_by_hand() -> None:
     sim = zero_start("local")
     sim.step()
-    assert sim.clients["fc.weight"][:, 0, 0].tolist() == pytest.approx([0.5, -0.5])
-    assert sim.clients["fc.bias"][:, 0].tolist() == pytest.approx([0.5, 1 / 6])
+    assert of_class_a(sim.clients) == [pytest.approx([0.5, -0.5]), pytest.approx([0.5, 1 / 6])]
 
 
-def test_fedavg_step_by_hand() -> None:
-    sim = zero_start("fedavg")
+@pytest.mark.parametrize(
+    ("weights", "w_a", "b_a"),
+    [("size", -0.25, 0.25), ("uniform", 0.0, 1 / 3)],  # (1 * 0.5 + 3 * -0.5) / 4 and (1 * 0.5 + 3 * 1/6) / 4
+)
+def test_fedavg_step_by_hand(weights: str, w_a: float, b_a: float) -> None:
+    sim = zero_start("fedavg", weights=weights)
     sim.step()
-    assert sim.server["fc.weight"][:, 0].tolist() == pytest.approx([-0.25, 0.25])  # (1 * 0.5 + 3 * -0.5) / 4
-    assert sim.server["fc.bias"].tolist() == pytest.approx([0.25, -0.25])  # (1 * 0.5 + 3 * 1/6) / 4
+    assert of_class_a(sim.server) == pytest.approx([w_a, b_a], abs=1e-15)
+    assert sim.server["fc.weight"][1, 0].item() == pytest.approx(-w_a)
 
 
-def test_fedprox_two_steps_by_hand() -> None:
-    # client 0, second step: z = W x + b = (1, -1), p_a = 1 / (1 + e^-2), gradient p_a - 1 plus mu * (0.5 - 0)
-    sim = zero_start("fedprox", mu=0.4)
-    sim.settings = replace(sim.settings, epochs=2)
-    sim.everyone = sim.everyone[:1]
-    (uploads, _, _), _ = sim.local_work(1, sim.everyone)
-    p = 1 / (1 + math.exp(-2))
-    assert uploads["fc.weight"][0, 0, 0].item() == pytest.approx(0.5 - (p - 1) - 0.4 * 0.5)
+# ---- clients that are absent, new, tiny, or lack a class ------------------------------------------------------------
 
 
-def test_fedper_step_by_hand() -> None:
-    sim = zero_start("fedper")
-    sim.step()
-    assert sim.server == {} and sim.clients["fc.weight"][:, 0, 0].tolist() == pytest.approx([0.5, -0.5])
+@pytest.mark.parametrize("method", METHODS)
+def test_absent_clients_keep_their_state_to_the_last_bit(federation: Any, method: str) -> None:
+    settings = {"model": network_for(method), "participation": 0.4, "epochs": 1}
+    sim = untrained(method, federation, **settings, **QUICK.get(method, {}))
+    for _ in range(2):
+        before = {name: rows.clone() for name, rows in sim.clients.items()}
+        taking_part = sim.step()["clients"]
+        absent = [i for i in range(5) if i not in taking_part]
+        assert len(taking_part) == 2 and same(row(sim.clients, absent), row(before, absent), 0)
 
 
-def test_pfedmb_step_by_hand() -> None:
-    # Branches W = (+1, 0) for class a, b = 0, alpha = (1/2, 1/2). Client 0 (x = 1, class a): mixed W_a = 1/2, z = (1/2, 0),
-    # p_a = s(1/2), G = dloss/dW_a = p_a - 1. alpha: dloss/dalpha = (G, 0), softmax logits' gradient alpha_b (g_b - mean g) =
-    # (1/2)(G/2, -G/2). One step of alpha_lr 1 makes the logits (-G/4, +G/4).
-    sim = zero_start("pfedmb", branches=2, alpha_lr=1.0, alpha_scope="shared")
-    sim.server["fc.weight"][0, 0, 0] = 1.0
-    sigmoid = lambda z: 1 / (1 + math.exp(-z))  # noqa: E731
-    gradient = sigmoid(0.5) - 1
-    sim.everyone = sim.everyone[:1]
-    (uploads, states, _), _ = sim.local_work(1, sim.everyone)
-    assert states["alpha"][0].tolist() == pytest.approx([-gradient / 4, gradient / 4])
-    alpha = sigmoid(-gradient / 2)  # softmax of the two logits
-    step = sigmoid(alpha) - 1  # gradient of the mixed weight, now W_a = alpha * 1
-    assert uploads["fc.weight"][0, :, 0, 0].tolist() == pytest.approx([1 - alpha * step, -(1 - alpha) * step])
+def best_on_training_images(
+    sim: Simulation, models: dict[str, torch.Tensor], client: int
+) -> dict[str, torch.Tensor]:
+    """The one of stacked models with the lowest loss on a client's training images."""
+    rows = sim.federation.train[client]
+    x, y = sim.federation.images[rows], sim.federation.labels[rows]
+    count = len(next(iter(models.values())))
+    losses = [F.cross_entropy(sim.network(row(models, j), x), y).item() for j in range(count)]
+    return row(models, int(np.argmin(losses)))
+
+
+def after_one_client_round(sim: Simulation, client: int) -> dict[str, torch.Tensor]:
+    """The state of a client that takes part by itself, without upload, in the round to come."""
+    with torch.no_grad():
+        return sim.method.local(sim.server, row(sim.clients, client), work_of(sim, client, sim.round + 1))[1]
+
+
+def after_the_head_phase(sim: Simulation, client: int) -> dict[str, torch.Tensor]:
+    work, head = work_of(sim, client, sim.round + 1), row(sim.clients, client)
+    loss = lambda h, batch: work.loss(sim.server | h, batch)  # noqa: E731
+    with torch.no_grad():
+        return sim.server | work.sgd(loss, head, phase="head", epochs=2)
+
+
+def adapted_on_training_images(sim: Simulation, client: int) -> dict[str, torch.Tensor]:
+    rows = sim.federation.train[client]
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in sim.server.items()}
+    loss = F.cross_entropy(sim.network(leaves, sim.federation.images[rows]), sim.federation.labels[rows])
+    gradient = torch.autograd.grad(loss, list(leaves.values()))
+    return {name: w.detach() - 0.01 * g for (name, w), g in zip(leaves.items(), gradient, strict=True)}
+
+
+def one_e_step_from_uniform_weights(sim: Simulation, client: int) -> dict[str, torch.Tensor]:
+    rows = sim.federation.train[client]
+    x, y = sim.federation.images[rows], sim.federation.labels[rows]
+    models = [row(sim.server, m) for m in range(3)]
+    likelihood = torch.stack([sim.network(w, x).softmax(1)[torch.arange(len(y)), y] for w in models], 1)
+    return sim.server | {"mixture": (likelihood / likelihood.sum(1, keepdim=True)).mean(0)}
+
+
+def after_one_federated_update(sim: Simulation, client: int) -> dict[str, torch.Tensor]:
+    """FedFomo's eqs 3 and 4 for a client whose own model is still the common start."""
+    rows = sim.federation.val[client]
+    x, y = sim.federation.images[rows], sim.federation.labels[rows]
+    loss = lambda w: F.cross_entropy(sim.network(w, x), y)  # noqa: E731
+    before, models = sim.start, unpack("model", sim.server)
+    others = [row(models, n) for n in sim.server["candidates"][client].tolist() if n >= 0]
+    distance = [sum(((w[k] - before[k]) ** 2).sum() for k in w).sqrt() for w in others]
+    worth = [max(0.0, ((loss(before) - loss(w)) / d).item()) for w, d in zip(others, distance, strict=True)]
+    assert sum(worth) > 0
+    steps = [{k: w[k] - before[k] for k in w} for w in others]
+    share = [value / sum(worth) for value in worth]
+    return {k: w + sum(p * step[k] for p, step in zip(share, steps, strict=True)) for k, w in before.items()}
+
+
+NEWCOMER: dict[str, Callable[[Simulation, int], dict[str, torch.Tensor]]] = {
+    "local": lambda sim, i: sim.start,
+    **dict.fromkeys(("fedavg", "fedprox", "pfl_ft", "pfl_fb"), lambda sim, i: sim.server),
+    **dict.fromkeys(("fedper", "lg_fedavg"), lambda sim, i: sim.start | sim.server),
+    "pfedme": after_one_client_round,
+    "ifca": lambda sim, i: best_on_training_images(sim, sim.server, i),
+    "cfl": lambda sim, i: best_on_training_images(sim, unpack("cell", sim.server), i),
+    "fedfomo": after_one_federated_update,
+    "fedamp": lambda sim, i: sim.start,
+    "fedem": one_e_step_from_uniform_weights,
+    "pfedmb": lambda sim, i: {name: tensor.mean(0) for name, tensor in sim.server.items()},
+    "ditto": after_one_client_round,
+    "apfl": lambda sim, i: mix(
+        (state := after_one_client_round(sim, i))["alpha"], unpack("own", state), sim.server
+    ),
+    "perfedavg": adapted_on_training_images,
+    "scaffold": lambda sim, i: {k: w for k, w in sim.server.items() if not k.startswith("control/")},
+    "moon": lambda sim, i: sim.server,
+    "fedrep": after_the_head_phase,
+    "pfedhn": lambda sim, i: sim.method.generate(sim.server, sim.start["embedding"][i]),
+}
+"""The model under which a client is scored that has never taken part."""
+
+QUICK: dict[str, dict[str, Any]] = {
+    "cfl": {"gamma": 0.9, "warmup": 0},  # it splits at once
+    "fedrep": {"head_epochs": 2},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_never_took_part_is_scored_by_the_method_s_rule(federation: Any, method: str) -> None:
+    settings = {"model": network_for(method), "participation": 0.4, "epochs": 1, "ft_epochs": 0}
+    if method == "cfl":
+        settings |= {"participation": 0.6, "rounds": 1}  # three take part, and part in the first round
+    if method == "pfedhn":
+        settings |= {"server_decay": 0.0}  # which reaches every embedding
+    sim = train(method, federation, **settings, **QUICK.get(method, {}))
+    new = (~sim.sampled).nonzero().flatten().tolist()
+    assert new
+    scored = sim.personal_models()
+    for i in new:
+        assert same(row(scored, i), NEWCOMER[method](sim, i))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unseen_clients_are_scored_but_leave_no_trace_in_anybody_s_training(
+    federation: Any, method: str
+) -> None:
+    settings = {"model": network_for(method), "unseen": 2, "participation": 0.7, "epochs": 1}
+    settings |= QUICK.get(method, {})
+    sim = train(method, federation, **settings)
+    unseen = sim.unseen.tolist()
+    assert len(unseen) == 2 and sim.history.unseen == unseen
+    taking_part = {i for entry in sim.history.rounds for i in entry["clients"]}
+    assert taking_part <= set(range(5)) - set(unseen)
+    assert all(len(entry["clients"]) == 2 for entry in sim.history.rounds[1:])  # round(0.7 * 3)
+    accuracies = sim.report()["final"]["test_accuracy"]
+    assert len(accuracies) == 5 and all(0 <= a <= 1 for a in accuracies)
+    other = replace(federation, train=[t[:9] if i in unseen else t for i, t in enumerate(federation.train)])
+    again = train(method, other, **settings)
+    assert same(sim.server, again.server, 0)
+    seen = [i for i in range(5) if i not in unseen]
+    assert same(row(sim.scored_models(), seen), row(again.scored_models(), seen), 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_of_one_to_four_images_and_of_one_class_train_and_are_scored(method: str) -> None:
+    settings = {
+        "clients": 4,
+        "model": "linear",
+        "batch_size": 2,
+        "rounds": 3,
+        "participation": 0.75,
+        "lr": 0.05,
+    }
+    settings |= {"fedamp": {"lam": 0.5}}.get(method, {}) | QUICK.get(method, {})
+    a, b = (train(method, tiny_clients(), engine=engine, **settings) for engine in ("loop", "vmap"))
+    assert all(torch.isfinite(tensor.double()).all() for tensor in (a.server | a.scored_models()).values())
+    assert same(a.scored_models(), b.scored_models(), 1e-10) and same(a.server, b.server, 1e-10)
+    assert all(loss > 0 for loss in a.report()["final"]["test_loss"])  # every class keeps its logit
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_images_of_a_class_nobody_else_has_still_have_a_probability(method: str) -> None:
+    sim = train(method, tiny_clients(), clients=4, model="linear", lr=0.05, epochs=1, ft_epochs=0)
+    work = work_of(sim, 0)
+    with torch.no_grad():
+        scored = row(sim.personal_models(), 0)
+        logits = sim.method.predict(sim.network, scored, work.federation.images)
+    assert logits.shape == (10, 2) and (logits.softmax(1) > 1e-3).all()
 
 
 # ---- every hyper-parameter matters ----------------------------------------------------------------------------------
 
 OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "local": {},
-    "fedavg": {},
-    "fedprox": {"mu": 0.7},
+    "fedavg": {"weights": "uniform"},
+    "fedprox": {"weights": "uniform", "mu": 0.7},
+    "pfl_ft": {"weights": "uniform"},
+    "pfl_fb": {"weights": "uniform", "head": "last", "part": "per"},
     "fedper": {"head": "fc1"},
+    "pfedme": {"lam": 5.0, "inner_steps": 2, "inner_lr": 0.05, "beta": 0.5},
+    "ifca": {"clusters": 2},
+    "cfl": {"eps1": 0.1, "eps2": 50.0, "gamma": 1e-9, "warmup": 2, "weights": "uniform"},
+    "fedfomo": {"models": 2, "epsilon": 1.0},
+    "fedamp": {"lam": 0.2, "sigma": 0.5, "self_weight": 0.1, "start": "own"},
+    "fedem": {"components": 2},
     "pfedmb": {
         "branches": 3,
         "aggregation": "plain",
@@ -317,7 +430,45 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
         "alpha_lr": 0.5,
         "rate": "effective",
     },
+    "ditto": {"weights": "uniform", "lam": 0.2},
+    "apfl": {"weights": "uniform", "alpha": 0.8, "adaptive": False},
+    "perfedavg": {"weights": "uniform", "inner_lr": 0.1, "variant": "hf"},
+    "scaffold": {"weights": "size", "server_lr": 0.5, "control": "off"},
+    "moon": {"weights": "uniform", "mu": 1.0, "temperature": 2.0, "projection": 16},
+    "fedrep": {"head": "fc1", "head_epochs": 2},
+    "lg_fedavg": {"shared": "fc1"},
+    "pfedhn": {
+        "embedding": 5,
+        "hidden": 20,
+        "depth": 1,
+        "server_lr": 0.1,
+        "server_momentum": 0.0,
+        "server_decay": 0.1,
+        "clip": 0.01,
+    },
 }
+
+USUAL: dict[str, dict[str, Any]] = {
+    "cfl": {"warmup": 0, "eps1": 0.7, "eps2": 0.8},  # it splits in the first round
+    "fedfomo": {"models": 3, "rounds": 3},
+    "pfedmb": {"model": "small_cnn", "rounds": 1},  # a layer's own alpha needs layers
+    "pfedhn": {"rounds": 3},
+    "fedrep": {"head_epochs": 3},
+}
+
+
+def final_losses(method: str, **settings: Any) -> np.ndarray:
+    """Every client's test loss after a short run on the cheapest network that will do."""
+    usual = {"model": network_for(method), "epochs": 1, "lr": 0.05} | USUAL.get(method, {})
+    return np.array(train(method, five_clients(), **(usual | settings)).report()["final"]["test_loss"])
+
+
+usual_losses = cache(final_losses)
+
+
+def test_no_hyper_parameter_has_the_name_of_a_run_s_setting() -> None:
+    run = {f.name for f in fields(RunConfig)}  # it could not be set by `run` or on the command line
+    assert all(run.isdisjoint(f.name for f in fields(method)) for method in METHODS.values())
 
 
 def test_the_list_of_hyper_parameters_is_complete() -> None:
@@ -329,31 +480,104 @@ def test_the_list_of_hyper_parameters_is_complete() -> None:
 @pytest.mark.parametrize(
     ("method", "name"), [(m, n) for m, settings in OFF_DEFAULT.items() for n in settings]
 )
-def test_every_hyper_parameter_changes_the_result(federation: Any, method: str, name: str) -> None:
-    usual = train(method, federation).report()["final"]["test_loss"]
-    other = train(method, federation, **{name: OFF_DEFAULT[method][name]}).report()["final"]["test_loss"]
-    assert np.abs(np.array(usual) - np.array(other)).max() > 1e-6
+def test_every_hyper_parameter_changes_the_result(method: str, name: str) -> None:
+    other = {name: OFF_DEFAULT[method][name]}
+    assert np.abs(usual_losses(method) - final_losses(method, **other)).max() > 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference(method: str) -> None:
+    defaults = [f.default for f in fields(METHODS[method])]
+    assert all(isinstance(value, (int, float, str, bool)) for value in defaults)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "says"),
     [
+        ("fedavg", {"weights": "sizes"}, "weights must be one of size, uniform, not 'sizes'"),
         ("fedprox", {"mu": -1}, "mu must be 0 or more"),
         ("fedprox", {"mu": "much"}, "mu must be a number"),
         ("fedprox", {"nu": 1}, "did you mean mu"),
+        ("fedprox", {"weights": "n"}, "one of size, uniform"),
+        ("pfl_ft", {"weights": "n"}, "one of size, uniform"),
+        ("pfl_fb", {"part": "gate"}, "part must be one of all, per"),
+        ("pfl_fb", {"weights": "n"}, "one of size, uniform"),
+        ("pfedme", {"lam": -1}, "lam must be 0 or more"),
+        ("pfedme", {"inner_steps": 0}, "inner_steps must be 1 or more"),
+        ("pfedme", {"inner_lr": 0}, "inner_lr must be above 0"),
+        ("pfedme", {"beta": -0.5}, "beta must be 0 or more"),
+        ("ifca", {"clusters": 0}, "clusters must be 1 or more"),
+        ("cfl", {"eps1": -1}, "eps1 must be 0 or more"),
+        ("cfl", {"eps2": -1, "eps1": 0}, "eps2 must be 0 or more"),
+        ("cfl", {"gamma": -1}, "gamma must be 0 or more"),
+        ("cfl", {"warmup": -1}, "warmup must be 0 or more"),
+        ("cfl", {"eps1": 2, "eps2": 1}, r"eps1 \(2\) must not be above eps2 \(1\)"),
+        ("cfl", {"weights": "n"}, "one of size, uniform"),
+        ("fedfomo", {"models": 0}, "models must be 1 or more"),
+        ("fedfomo", {"epsilon": 1.5}, "epsilon must be between 0 and 1"),
+        ("fedamp", {"lam": -1}, "lam must be 0 or more"),
+        ("fedamp", {"sigma": -1}, "sigma must be 0 or more"),
+        ("fedamp", {"self_weight": -0.1}, "self_weight must be 0 or more"),
+        ("fedamp", {"self_weight": 1}, "self_weight must be below 1"),
+        ("fedamp", {"start": "w"}, "start must be one of cloud, own"),
+        ("fedem", {"components": 0}, "components must be 1 or more"),
         ("pfedmb", {"branches": 0}, "branches must be 1 or more"),
         ("pfedmb", {"branches": 2.5}, "branches must be a whole number"),
+        ("pfedmb", {"alpha_lr": -1}, "alpha_lr must be 0 or more"),
         ("pfedmb", {"aggregation": "beta"}, "one of alpha, plain"),
+        ("pfedmb", {"alpha_scope": "model"}, "one of layer, shared"),
+        ("pfedmb", {"simplex": "clip"}, "one of softmax, projection"),
+        ("pfedmb", {"rate": "slow"}, "one of plain, effective"),
+        ("ditto", {"lam": -1}, "lam must be 0 or more"),
+        ("ditto", {"weights": "n"}, "one of size, uniform"),
+        ("apfl", {"alpha": 1.01}, "alpha must be between 0 and 1"),
+        ("apfl", {"alpha": -0.01}, "alpha must be between 0 and 1"),
+        ("apfl", {"adaptive": "perhaps"}, "adaptive must be true or false"),
+        ("perfedavg", {"inner_lr": -1}, "inner_lr must be 0 or more"),
+        ("perfedavg", {"variant": "maml"}, "variant must be one of fo, hf"),
+        ("scaffold", {"server_lr": 0}, "server_lr must be above 0"),
+        ("scaffold", {"control": "maybe"}, "control must be one of on, off"),
+        ("moon", {"mu": -1}, "mu must be 0 or more"),
+        ("moon", {"temperature": 0}, "temperature must be above 0"),
+        ("moon", {"projection": -1}, "projection must be 0 or more"),
+        ("fedrep", {"head_epochs": -1}, "head_epochs must be 0 or more"),
+        ("pfedhn", {"embedding": -1}, "embedding must be 0 or more"),
+        ("pfedhn", {"hidden": 0}, "hidden must be 1 or more"),
+        ("pfedhn", {"depth": -1}, "depth must be 0 or more"),
+        ("pfedhn", {"server_lr": 0}, "server_lr must be above 0"),
+        ("pfedhn", {"server_momentum": -0.1}, "server_momentum must be 0 or more"),
+        ("pfedhn", {"server_decay": -0.1}, "server_decay must be 0 or more"),
+        ("pfedhn", {"clip": 0}, "clip must be above 0"),
         ("fedavgg", {}, "did you mean fedavg"),
     ],
 )
 def test_bad_settings_are_refused_with_what_would_be_right(
     method: str, settings: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=says) as refusal:
         make_method(method, **settings)
+    assert "\n" not in str(refusal.value)
 
 
-def test_fedper_names_the_layers_when_the_head_is_none_of_them(federation: Any) -> None:
-    with pytest.raises(InputError, match="last, none, conv1, conv2, fc1, fc2"):
-        train("fedper", federation, head="fc9")
+@pytest.mark.parametrize(
+    ("method", "settings", "says"),
+    [
+        ("ifca", {"clusters": 6}, r"clusters must be at most the number of clients \(5\), not 6"),
+        ("fedem", {"ft_epochs": 1}, "no single model to fine-tune: leave ft_epochs at 0"),
+        ("fedper", {"head": "fc9"}, "fedper: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
+        ("fedrep", {"head": "fc9"}, "fedrep: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
+        ("pfl_fb", {"head": "fc9"}, "pfl_fb: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
+        ("lg_fedavg", {"shared": "fc9"}, "lg_fedavg: shared must be one of last, none, dense, conv1, conv2"),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_refused_before_any_work(
+    federation: Any, method: str, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        untrained(method, federation, **settings)
+
+
+def test_pfedme_warns_in_one_sentence_where_the_local_model_would_overshoot() -> None:
+    with pytest.warns(UserWarning, match=r"lr \* lam is 1.5; above 1 .* an lr of at most 0.0666667"):
+        make_config("pfedme", lr=0.1)
+    assert make_config("pfedme", lr=1 / 15).lr * 15 <= 1
