@@ -1,0 +1,525 @@
+"""Break the methods on purpose, one line at a time, and see whether a test notices: `make mutations`.
+
+Every entry of `MUTATIONS` names a file, a text that occurs in it exactly once, what stands in its place, and why it matters: a
+sign, a weight, a term, an index. The package is copied to a temporary folder, one mutation is made, and the test files named for
+it run against the copy until the first failure. A mutation that no test notices has survived; then the exit code is 1. That the
+tests pass without a mutation is for `make test` to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 300.0  # seconds a mutation
+CAUGHT, SURVIVED = 1, 0  # exit codes of pytest that mean so
+
+
+class Mutation(NamedTuple):
+    """One change that must not go unnoticed."""
+
+    file: str
+    """Inside `pfl_lite/`."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    why: str
+
+
+# file -> (old, new, why)
+CHANGES: dict[str, list[tuple[str, str, str]]] = {
+    # ---- what all methods share ----
+    "methods/weighted_mean.py": [
+        (
+            "share = (a / torch.where(total > 0, total, 1.0))",
+            "share = (a / len(a))",
+            "weights that do not sum to 1",
+        ),
+        (
+            "torch.where(anyone, (share * x).sum(0), previous[name])",
+            "(share * x).sum(0)",
+            "no fallback where nobody has weight",
+        ),
+        (".double()  # [S] or [S, B]", ".float()  # [S] or [S, B]", "tiny weights lose their digits"),
+        ("a = a / a.amax(0)", "a = a / a.amax()", "one maximum for all branches"),
+    ],
+    "methods/base.py": [
+        (
+            "return weighted_mean(uploads, round.sizes, server)",
+            "return weighted_mean(uploads, torch.ones_like(round.sizes), server)",
+            "the usual mean forgets the clients' sizes",
+        ),
+        (
+            "return loss(w, batch) + strength / 2 *",
+            "return loss(w, batch) + strength *",
+            "a pull of twice the strength",
+        ),
+        (
+            'return self.sizes if kind == "size" else',
+            'return self.sizes if kind != "size" else',
+            "size and uniform weights exchanged",
+        ),
+    ],
+    "methods/split.py": [
+        ('"last": len(layers) - 1', '"last": len(layers) - 2', "the head has one layer more"),
+        (
+            "max(convolutions, default=-1) + 1",
+            "max(convolutions, default=-1)",
+            "the last convolution counts as dense",
+        ),
+        (
+            "for layer in layers[first:]",
+            "for layer in layers[:first]",
+            "the layers before the cut instead of after it",
+        ),
+        (
+            "return {name: trained[name] for name in received}, {name: trained[name] for name in client}",
+            "return {name: trained[name] for name in received}, client",
+            "the private part never learns",
+        ),
+        ("if name not in private}", "if name in private}", "the private part travels"),
+    ],
+    "methods/clusters.py": [
+        ("argmin()", "argmax()", "the worst model instead of the best"),
+        ("weights[:, None] * member", "member", "cluster means forget the clients' sizes"),
+        (
+            "distance = (1 - direction @ direction.T)",
+            "distance = (1 + direction @ direction.T)",
+            "unlike updates are put together",
+        ),
+        ("labels != labels[0]", "labels == labels[0]", "the halves change their names"),
+    ],
+    # ---- the training loop ----
+    "engine/local_sgd.py": [
+        ("step = {name: momentum * velocity[name] + g", "step = {name: velocity[name] + g", "momentum of 1"),
+        ("g + decay * params[name]", "g - decay * params[name]", "weight decay that grows the weights"),
+        (
+            "return (w if project is None else project(w)), velocity",
+            "return w, velocity",
+            "nothing is projected after a step",
+        ),
+        ("step = {name: scale[name] * g for name, g in step.items()}", "pass", "no scale of the rate"),
+        (
+            "(0.0, 0.0) if plain else",
+            "(self.settings.momentum, self.settings.weight_decay) if plain else",
+            "plain steps with momentum",
+        ),
+        (
+            "carry = new if active is None else keep_idle(active, new, carry)",
+            "carry = new",
+            "a client with fewer batches trains on padding",
+        ),
+        ("shuffled[samples // 4 :]", "shuffled", "`per` is all of the images"),
+        (
+            'generator(seed, "batches", round, client, phase)',
+            'generator(seed, "batches", round, client)',
+            "two phases see one order",
+        ),
+    ],
+    # ---- one method a file ----
+    "methods/local.py": [
+        ("return {}, work.sgd(work.loss, client)", "return {}, client", "nobody learns"),
+    ],
+    "methods/fedavg.py": [
+        ("round.weights(self.weights)", "round.weights('uniform')", "every client counts the same"),
+    ],
+    "methods/fedprox.py": [
+        (
+            "pulled(work.loss, self.mu, received), received)",
+            "work.loss, received)",
+            "no proximal term: FedAvg",
+        ),
+        (
+            "return self.plain_sgd(server, client, work)",
+            "return super().own_update(server, client, work)",
+            "the pull stays while fine-tuning",
+        ),
+    ],
+    "methods/pfl_ft.py": [
+        ("tuning: ClassVar[int] = 1", "tuning: ClassVar[int] = 0", "no fine-tuning by default"),
+    ],
+    "methods/pfl_fb.py": [
+        (
+            "return server | work.sgd(loss_of_head, head, part=self.part)",
+            "return work.sgd(work.loss, server, part=self.part)",
+            "the base tunes along: PFL-FT",
+        ),
+        ("head, part=self.part)", "head)", "the gate's quarter of the images is trained on"),
+    ],
+    "methods/fedper.py": [
+        (
+            "layers_from(network, self.head,",
+            "layers_from(network, 'last',",
+            "the cut is always before the last layer",
+        ),
+    ],
+    "methods/fedrep.py": [
+        ("head = self.fit_head(received, client, work)", "head = client", "the head is never trained"),
+        (
+            "return work.sgd(loss_of_base, received), head",
+            "return work.sgd(loss_of_base, received), client",
+            "the trained head is forgotten",
+        ),
+        ("epochs=self.head_epochs", "epochs=None", "the head trains E epochs"),
+        (
+            "return self.fit_head(server, client, work)",
+            "return client",
+            "a newcomer is scored with the untrained head",
+        ),
+    ],
+    "methods/lg_fedavg.py": [
+        ("for name in names} - top", "for name in names} & top", "FedPer instead"),
+    ],
+    "methods/pfedmb.py": [
+        ("round.sizes[:, None] * alpha", "alpha", "eq. 5 forgets n_i"),
+        ("1 / (weights**2).sum(-1)", "(weights**2).sum(-1)", "the effective rate upside down"),
+        ("alpha.clamp(-30, 30) if", "alpha if", "logits without a bound"),
+        ("network.init(seed, copy=b)", "network.init(seed)", "equal branches, which stay equal for ever"),
+        ("return weighted_mean(branches, round.sizes, server)  # eq. 6", "pass", "eq. 6 is eq. 5"),
+    ],
+    "methods/pfedme.py": [
+        (
+            "theta = {k: torch.sub(theta[k], gradient[k], alpha=self.inner_lr)",
+            "theta = {k: torch.sub(w[k], gradient[k], alpha=self.inner_lr)",
+            "the inner steps do not add up",
+        ),
+        ("self.lam * (w[k] - theta[k])", "(w[k] - theta[k])", "w moves by eta instead of eta lambda"),
+        ("return w, theta\n", "return w, w\n", "w is scored for theta (the authors' code)"),
+        (
+            "(1 - self.beta) * w + self.beta * mean[name]",
+            "self.beta * mean[name]",
+            "beta without its complement",
+        ),
+    ],
+    "methods/ifca.py": [
+        ("network.init(seed, copy=j)", "network.init(seed)", "equal models, which tie for ever"),
+        (
+            'work.sgd(work.loss, select(received, chosen["cluster"])) | chosen',
+            "work.sgd(work.loss, select(received, 0)) | chosen",
+            "everybody trains the first model",
+        ),
+        (
+            "return select(server, best_model(server, work))",
+            'return select(server, client["cluster"])',
+            "no new choice over the final models",
+        ),
+    ],
+    "methods/cfl.py": [
+        (
+            "label[round.ids[here]] += second.long()",
+            "label[: len(second)] += second.long()",
+            "places in the cell taken for client ids (the authors' code)",
+        ),
+        (
+            "mean < self.eps1 and largest > self.eps2",
+            "mean < self.eps1 or largest > self.eps2",
+            "one of the two conditions is enough",
+        ),
+        (
+            "updates.norm(dim=1).max()",
+            "updates.abs().max()",
+            "the largest number in the place of the largest norm (FedEM's code)",
+        ),
+        ("round.number > self.warmup", "round.number >= self.warmup", "the first split one round early"),
+        ("if len(updates) <= 2", "if len(updates) <= 1", "cells of two split"),
+        (
+            "step = mean_by_cluster(delta, cluster[round.ids]",
+            "step = mean_by_cluster(delta, torch.zeros_like(cluster)[round.ids]",
+            "everybody moves the first cell",
+        ),
+        (
+            "likeness[second].mean() > likeness[~second].mean()",
+            "likeness[second].mean() < likeness[~second].mean()",
+            "an absent client joins those unlike it",
+        ),
+        (
+            'torch.where(chosen >= 0, chosen, server["cluster"][work.id])',
+            'server["cluster"][work.id]',
+            "a newcomer does not choose",
+        ),
+    ],
+    "methods/fedfomo.py": [
+        (
+            "gain = baseline - work.held_out_loss",
+            "gain = 2 * baseline - work.held_out_loss",
+            "gains from the wrong baseline",
+        ),
+        (".sqrt()\n", "\n", "squared distances"),
+        ("weight = scores.clamp_min(0)", "weight = scores.abs()", "harmful models count as well"),
+        ("weight = weight / torch.where(total > 0, total, 1.0)", "pass", "weights that do not sum to 1"),
+        (
+            "torch.tensordot(weight, models[name] - w, dims=1), own[name])",
+            "torch.tensordot(weight, models[name] - w, dims=1), w)",
+            "back to the baseline where no weight is positive (the authors' code)",
+        ),
+        (
+            'pack("own", mixed) | pack("before", mixed)',
+            'pack("own", mixed) | pack("before", before)',
+            "the baseline never moves",
+        ),
+        (
+            "epsilon = max(0.0, self.epsilon - 0.05 * round.number)",
+            "epsilon = self.epsilon",
+            "exploration for ever",
+        ),
+        ("key=lambda n: -float(row[n])", "key=lambda n: float(row[n])", "the least useful first"),
+        ("if n != i)", "if True)", "oneself among the others"),
+    ],
+    "methods/fedamp.py": [
+        (
+            "pulled(work.loss, self.lam, received), begin)",
+            "work.loss, begin)",
+            "no pull towards the mix (PFLlib)",
+        ),
+        ("torch.exp(-distance / sigma)", "torch.exp(distance / sigma)", "attention for the unlike"),
+        (
+            "alpha = torch.where(most > 0, (1 - self.self_weight) / most, 0.0)",
+            "alpha = sigma",
+            "a free alpha makes the own weight negative",
+        ),
+        (
+            "return others + torch.diag(1 - others.sum(1))",
+            "return others + torch.eye(len(others))",
+            "rows that sum to more than 1",
+        ),
+        ("uploaded[:, None] & uploaded & ~", "~", "those who never uploaded are in the mix"),
+        ("pairs.quantile(0.5)", "pairs.mean()", "the mean in the place of the median"),
+        (
+            "begin = received if self.start",
+            "begin = received if True or self.start",
+            "`own` starts from the mix as well",
+        ),
+        ("if sigma == 0:", "if True:", "a new width every round"),
+    ],
+    "methods/fedem.py": [
+        ('client["mixture"].log() - each', "-each", "the E-step forgets the prior"),
+        (
+            "share = q[batch.place]",
+            "share = q[: len(batch.place)]",
+            "responsibilities of other images (FL-bench)",
+        ),
+        (
+            "(share * torch.stack(each, 1)).sum(1)",
+            "torch.stack(each, 1).sum(1)",
+            "the M-step forgets the responsibilities",
+        ),
+        (".log_softmax(1) for m", " for m", "logits mixed in the place of probabilities"),
+        ("network.init(seed, copy=m)", "network.init(seed)", "equal components, which stay equal"),
+        (
+            'return {"mixture": work.train_mean(self.responsibilities(server, client, work))}',
+            "return client",
+            "a newcomer keeps uniform weights",
+        ),
+    ],
+    "methods/ditto.py": [
+        (
+            "pulled(work.loss, self.lam, server), client)",
+            "pulled(work.loss, self.lam, client), client)",
+            "tied to itself",
+        ),
+        (
+            "return work.sgd(work.loss, received), self.arrive(received, client, work)",
+            "new = work.sgd(work.loss, received)\n        return new, self.arrive(new, client, work)",
+            "tied to the model after training instead of as received",
+        ),
+    ],
+    "methods/apfl.py": [
+        (
+            "{name: alpha * g for name, g in through.items()}",
+            "through",
+            "the chain rule's factor alpha is lost",
+        ),
+        (
+            "(alpha - work.lr * moved).clamp(0, 1)",
+            "(alpha + work.lr * moved).clamp(0, 1)",
+            "the share climbs the loss",
+        ),
+        ("alpha - work.lr * moved).clamp(0, 1)", "alpha - work.lr * moved)", "a share outside 0 to 1"),
+        (
+            "alpha * v[name] + (1 - alpha) * w[name]",
+            "alpha * v[name] + alpha * w[name]",
+            "alpha twice (lgcollins/FedRep)",
+        ),
+    ],
+    "methods/perfedavg.py": [
+        (
+            "w[name] - self.inner_lr * gradient[name]",
+            "w[name] + self.inner_lr * gradient[name]",
+            "adaptation uphill",
+        ),
+        (
+            "return self.adapt(server, work.train_gradient(server))",
+            "return server",
+            "scored without adaptation",
+        ),
+        ('if self.variant == "fo":', "if True:", "the Hessian term is never there"),
+        ('phase=("weights", "inner")', 'phase=("weights", "weights")', "one mini-batch for both gradients"),
+    ],
+    "methods/scaffold.py": [
+        ("g + c[name] - own[name] for", "g - c[name] + own[name] for", "the correction's sign"),
+        (
+            "own[name] - c[name] - change[name] / work.steps / work.lr",
+            "own[name] - change[name] / work.steps / work.lr",
+            "option II without c",
+        ),
+        ("/ work.steps / work.lr", "/ work.lr", "option II without the number of steps"),
+        (
+            "drift = {name: new[name] - own[name] for name in c}",
+            "drift = new",
+            "the server adds new controls instead of their change",
+        ),
+        ("len(round.ids) / round.clients for", "1.0 for", "c moves by the whole mean, not by S/N"),
+        ("self.server_lr for name", "1.0 for name", "no server rate"),
+    ],
+    "methods/moon.py": [
+        ("F.softplus(push - pull)", "F.softplus(pull - push)", "near and far exchanged"),
+        (
+            'torch.where(client["seen"], w, received[name])',
+            "w",
+            "the first time the start counts as the previous model",
+        ),
+        (
+            "F.cosine_similarity(z, far) / self.temperature",
+            "F.cosine_similarity(z, far)",
+            "one temperature is missing",
+        ),
+        ("+ self.mu * batch.mean(contrast)", "+ batch.mean(contrast)", "no weight of the term"),
+        ('pack("previous", trained)', 'pack("previous", received)', "the previous model is the global one"),
+        (
+            'h = F.relu(F.linear(h, w["projection1.weight"], w["projection1.bias"]))',
+            'h = F.linear(h, w["projection1.weight"], w["projection1.bias"])',
+            "a projection head without its ReLU",
+        ),
+    ],
+    "methods/pfedhn.py": [
+        ("w - trained[name] for name", "trained[name] - w for name", "the change's sign"),
+        (
+            'self.generate(leaves, leaves["embedding"][i])',
+            'self.generate(leaves, leaves["embedding"][s])',
+            "places taken for client ids",
+        ),
+        ("change / len(round.ids)", "change", "a sum in the place of a mean"),
+        (
+            "step = shrink * gradient + self.server_decay * w",
+            "step = gradient + self.server_decay * w",
+            "nothing is clipped",
+        ),
+        ("shrink * gradient + self.server_decay * w", "shrink * gradient", "no weight decay"),
+        ('self.server_momentum * server[f"velocity/{name}"] + step', "step", "no momentum"),
+        ("self.embedding or 1 + clients // 4", "self.embedding or 1", "the paper's size of an embedding"),
+    ],
+}
+
+MUTATIONS = [Mutation(file, *change) for file, changes in CHANGES.items() for change in changes]
+
+# which test file, `tests/test_methods_NAME.py`, stands for which of the package's
+FAMILIES = {
+    "sharing": ("split", "pfl_ft", "pfl_fb", "fedper", "fedrep", "lg_fedavg"),
+    "ties": ("pfedme", "ditto", "apfl", "perfedavg"),
+    "clusters": ("clusters", "ifca", "cfl"),
+    "neighbours": ("fedfomo", "fedamp"),
+    "mixtures": ("pfedmb", "fedem"),
+    "drift": ("fedprox", "scaffold", "moon"),
+    "generated": ("pfedhn",),
+}
+
+
+def tests_for(file: str) -> tuple[str, ...]:
+    """The test files that ought to notice a change in a file: its family's, then the general ones."""
+    stem = Path(file).stem
+    own = [family for family, members in FAMILIES.items() if stem in members]
+    return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")
+
+
+def mutated(source: str, old: str, new: str) -> str:
+    """The source with one text replaced; raises ValueError unless it occurs exactly once."""
+    if (count := source.count(old)) != 1:
+        raise ValueError(f"this text occurs {count} times instead of once: {old!r}")
+    return source.replace(old, new)
+
+
+class ByHandFirst:
+    """A pytest plugin: steps worked out by hand come first, because they are quick and notice most."""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Sort what was collected."""
+        items.sort(key=lambda item: "by_hand" not in item.name)
+
+
+def run_tests(folder: Path, tests: tuple[str, ...]) -> None:
+    """In a process of its own: pytest with the package of `folder`; exits with pytest's code."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1), os.dup2(silence, 2)
+    sys.path.insert(0, str(folder))
+    import pytest
+
+    import pfl_lite
+
+    assert Path(pfl_lite.__file__).is_relative_to(folder)
+    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[ByHandFirst()]))
+
+
+def outcome(mutation: Mutation, folder: Path, tests: tuple[str, ...]) -> str:
+    """`caught`, `survived`, or what else became of the tests under a mutation."""
+    package = folder / "pfl_lite"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "pfl_lite", package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = package / mutation.file
+    path.write_text(mutated(path.read_text(), mutation.old, mutation.new))
+    process = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, tests))
+    process.start()
+    process.join(LIMIT)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return "caught (too slow)"
+    return {CAUGHT: "caught", SURVIVED: "survived"}.get(
+        process.exitcode or 0, f"pytest exit code {process.exitcode}"
+    )
+
+
+def main() -> int:
+    """Try every mutation; 1 if any survived or could not be tried."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "words", nargs="*", help="only mutations whose file or reason holds one of these words"
+    )
+    words = parser.parse_args().words
+    chosen = [m for m in MUTATIONS if not words or any(word in f"{m.file} {m.why}" for word in words)]
+    for mutation in MUTATIONS:
+        try:
+            mutated((ROOT / "pfl_lite" / mutation.file).read_text(), mutation.old, mutation.new)
+        except ValueError as error:
+            sys.exit(f"pfl_lite/{mutation.file}: {error}")
+    os.chdir(ROOT)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import hypothesis  # noqa: F401  what every run would import, once
+    import sklearn.cluster  # noqa: F401
+    import torch.func  # noqa: F401
+
+    wrong, started = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, mutation in enumerate(chosen, 1):
+            result = outcome(mutation, Path(temporary), tests_for(mutation.file))
+            if not result.startswith("caught"):
+                wrong.append(mutation)
+            print(f"{number:>3}/{len(chosen)}  {result:<10}{mutation.file:<28}{mutation.why}", flush=True)
+    seconds = time.perf_counter() - started
+    print(f"\n{len(chosen) - len(wrong)} of {len(chosen)} mutations caught in {seconds:.0f} s")
+    for mutation in wrong:
+        print(
+            f"survived: pfl_lite/{mutation.file}: {mutation.why}\n    - {mutation.old}\n    + {mutation.new}"
+        )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
