@@ -29,6 +29,7 @@ from toy import (
 )
 
 from pfl_lite.engine.config import RunConfig, make_config
+from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, make_method
@@ -83,6 +84,23 @@ def test_weighted_mean_keeps_tiny_weights_exact() -> None:
 def test_weighted_mean_of_float32_takes_its_weights_in_float64() -> None:
     stacked, tiny = {"w": torch.tensor([1.0, 3.0])}, torch.tensor([1e-40, 3e-40], dtype=torch.float64)
     assert weighted_mean(stacked, tiny, {"w": torch.zeros(())})["w"].item() == pytest.approx(2.5, abs=1e-6)
+
+
+# ---- local SGD ------------------------------------------------------------------------------------------------------
+
+
+def test_local_training_is_torch_s_sgd_with_its_momentum_and_weight_decay(federation: Any) -> None:
+    settings = {"model": "linear", "momentum": 0.9, "weight_decay": 0.05, "lr": 0.03, "rounds": 1}
+    sim = train("local", federation, **settings)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in sim.start.items()}
+    torch_s = torch.optim.SGD(leaves.values(), lr=0.03, momentum=0.9, weight_decay=0.05)
+    for order in epoch_orders(3, 1, 2, "weights", 160, 2):
+        for places in torch.from_numpy(order).split(32):
+            rows = federation.train[2][places]
+            torch_s.zero_grad()
+            F.cross_entropy(sim.network(leaves, federation.images[rows]), federation.labels[rows]).backward()
+            torch_s.step()
+    assert same(row(sim.clients, 2), {name: tensor.detach() for name, tensor in leaves.items()})
 
 
 # ---- settings that turn one method into another ---------------------------------------------------------------------
@@ -451,7 +469,7 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
 USUAL: dict[str, dict[str, Any]] = {
     "cfl": {"warmup": 0, "eps1": 0.7, "eps2": 0.8},  # it splits in the first round
     "fedfomo": {"models": 3, "rounds": 3},
-    "pfedmb": {"model": "small_cnn", "rounds": 1},  # a layer's own alpha needs layers
+    "pfedmb": {"model": "small_cnn"},  # a layer's own alpha needs layers
     "pfedhn": {"rounds": 3},
     "fedrep": {"head_epochs": 3},
 }

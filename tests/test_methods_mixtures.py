@@ -204,6 +204,14 @@ def test_fedem_step_by_hand() -> None:
     )  # (1 * both - 3 * both) / 4
 
 
+def test_fedem_e_step_starts_from_the_mixture_so_far_by_hand() -> None:
+    sim = zero_start("fedem", components=2)
+    restart(sim, {k: torch.stack([model(1.0, w_b=0.0)[k], model(-1.0, w_b=0.0)[k]]) for k in model(0)})
+    sim.clients = {"mixture": torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)}
+    _, states = worked(sim)
+    assert states["mixture"][0, 0].item() == pytest.approx(0.2 * s(1) / (0.2 * s(1) + 0.8 * s(-1)))
+
+
 def test_fedem_mixes_probabilities_and_not_logits_by_hand() -> None:
     sim = zero_start("fedem", components=2)
     mixture = torch.tensor([0.3, 0.7], dtype=torch.float64)

@@ -1,14 +1,16 @@
 """Break the methods on purpose, one line at a time, and see whether a test notices: `make mutations`.
 
-Every entry of `MUTATIONS` names a file, a text that occurs in it exactly once, what stands in its place, and why it matters: a
-sign, a weight, a term, an index. The package is copied to a temporary folder, one mutation is made, and the test files named for
-it run against the copy until the first failure. A mutation that no test notices has survived; then the exit code is 1. That the
-tests pass without a mutation is for `make test` to say.
+Every entry of `CHANGES` is a text that occurs in its file exactly once, what stands in its place, and why it matters: a sign, a
+weight, a term, an index. The package is copied to a temporary folder, one mutation is made, and the tests of its method run
+against the copy until the first failure (all tests of methods, where a file serves several). A mutation that no test notices has
+survived; then the exit code is 1. That the tests pass without a mutation is for `make test` to say.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.metadata
 import multiprocessing
 import os
 import shutil
@@ -49,7 +51,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "no fallback where nobody has weight",
         ),
         (".double()  # [S] or [S, B]", ".float()  # [S] or [S, B]", "tiny weights lose their digits"),
-        ("a = a / a.amax(0)", "a = a / a.amax()", "one maximum for all branches"),
     ],
     "methods/base.py": [
         (
@@ -418,6 +419,12 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
 }
 
+METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - {
+    "weighted_mean",
+    "base",
+    "split",
+    "clusters",
+}
 MUTATIONS = [Mutation(file, *change) for file, changes in CHANGES.items() for change in changes]
 
 # which test file, `tests/test_methods_NAME.py`, stands for which of the package's
@@ -433,9 +440,10 @@ FAMILIES = {
 
 
 def tests_for(file: str) -> tuple[str, ...]:
-    """The test files that ought to notice a change in a file: its family's, then the general ones."""
+    """The test files that ought to notice a change in a file: its family's and the general ones."""
     stem = Path(file).stem
-    own = [family for family, members in FAMILIES.items() if stem in members]
+    everywhere = stem in ("base", "weighted_mean", "local_sgd")
+    own = [family for family, members in FAMILIES.items() if everywhere or stem in members]
     return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")
 
 
@@ -446,15 +454,19 @@ def mutated(source: str, old: str, new: str) -> str:
     return source.replace(old, new)
 
 
-class ByHandFirst:
-    """A pytest plugin: steps worked out by hand come first, because they are quick and notice most."""
+class TestsOf:
+    """A pytest plugin: only the tests that name a method, steps worked out by hand first; they are quick and notice most."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Sort what was collected."""
+        """Choose and sort from what was collected."""
+        items[:] = [item for item in items if self.method in item.name]
         items.sort(key=lambda item: "by_hand" not in item.name)
 
 
-def run_tests(folder: Path, tests: tuple[str, ...]) -> None:
+def run_tests(folder: Path, tests: tuple[str, ...], method: str) -> None:
     """In a process of its own: pytest with the package of `folder`; exits with pytest's code."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1), os.dup2(silence, 2)
@@ -464,7 +476,7 @@ def run_tests(folder: Path, tests: tuple[str, ...]) -> None:
     import pfl_lite
 
     assert Path(pfl_lite.__file__).is_relative_to(folder)
-    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[ByHandFirst()]))
+    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[TestsOf(method)]))
 
 
 def outcome(mutation: Mutation, folder: Path, tests: tuple[str, ...]) -> str:
@@ -474,7 +486,9 @@ def outcome(mutation: Mutation, folder: Path, tests: tuple[str, ...]) -> str:
     shutil.copytree(ROOT / "pfl_lite", package, ignore=shutil.ignore_patterns("__pycache__"))
     path = package / mutation.file
     path.write_text(mutated(path.read_text(), mutation.old, mutation.new))
-    process = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, tests))
+    stem = Path(mutation.file).stem
+    method = stem if stem in METHODS else ""
+    process = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, tests, method))
     process.start()
     process.join(LIMIT)
     if process.is_alive():
@@ -501,9 +515,17 @@ def main() -> int:
             sys.exit(f"pfl_lite/{mutation.file}: {error}")
     os.chdir(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import hypothesis  # noqa: F401  what every run would import, once
-    import sklearn.cluster  # noqa: F401
-    import torch.func  # noqa: F401
+    for module in (
+        "torch.func",
+        "torch._dynamo",
+        "sklearn.cluster",
+        "sklearn.datasets",
+        "scipy.stats",
+        "tqdm",
+    ):
+        importlib.import_module(module)  # what every run would import, once for all; never pfl_lite
+    for plugin in importlib.metadata.entry_points(group="pytest11"):
+        plugin.load()
 
     wrong, started = [], time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
