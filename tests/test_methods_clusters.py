@@ -304,6 +304,18 @@ def test_cfl_clients_train_the_model_of_their_own_cell(federation: Any) -> None:
     assert of_class_a(uploads)[0] == pytest.approx([0.5 + step, -0.5 - step, -0.5 - step, 0.5 + step])
 
 
+def test_cfl_a_newcomer_chooses_its_cell_on_training_images_and_a_member_stays_by_hand() -> None:
+    # both hold (+1, b), which W_a = -1 suits; the server counts both to the cell of W_a = +1; only client 0 ever took part
+    sim = zero_start("cfl", opposed([-1, -1]))
+    sim.server = sim.server | pack("cell", stacked(model(1.0), model(-1.0)))
+    sim.round, sim.sampled = 1, torch.tensor([True, False])
+    assert of_class_a(sim.personal_models())[0] == [1.0, -1.0]
+    assert sim.state()["cluster"].tolist() == [0, 0] and sim.clients["chosen"].tolist() == [
+        -1,
+        -1,
+    ]  # looking keeps nothing
+
+
 def test_cfl_finds_the_two_concepts_and_is_right_on_both() -> None:
     sim = zero_start("cfl", two_concepts(), gamma=0.1, warmup=0, rounds=3)
     sim.run()
