@@ -20,7 +20,8 @@ class PFedHN(Method):
 
     h is an MLP on the client's embedding with one linear head a parameter tensor of the client's network. The paper takes one
     client a step; a round here takes the mean over the sampled ones, so that S of the paper's steps are one of ours. phi and e
-    never leave the server. A client that never took part has its initial embedding, but for weight decay. Chapter: *Generated models*.
+    never leave the server. A client that never took part has its initial embedding, but for weight decay.
+    Chapter: *Generated models*.
     """
 
     name: ClassVar[str] = "pfedhn"
