@@ -27,8 +27,7 @@ from toy import (
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.methods import make_method
 from pfl_lite.methods.base import Round, pack, unpack
-from pfl_lite.methods.cfl import nearer_half
-from pfl_lite.methods.clusters import bipartition, mean_by_cluster
+from pfl_lite.methods.clusters import bipartition, mean_by_cluster, nearer_half
 
 LINEAR = {"model": "linear"}
 

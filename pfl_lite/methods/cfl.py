@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.errors import InputError
@@ -22,7 +21,7 @@ from pfl_lite.methods.base import (
     stack,
     unpack,
 )
-from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster
+from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster, nearer_half
 from pfl_lite.models import Network, Params
 
 
@@ -53,13 +52,8 @@ class ClusteredFL(Method):
     """`size`: clients count by their training images in means; `uniform`: all the same."""
 
     def __post_init__(self) -> None:
-        check_at_least(
-            self.name,
-            eps1=(self.eps1, 0),
-            eps2=(self.eps2, 0),
-            gamma=(self.gamma, 0),
-            warmup=(self.warmup, 0),
-        )
+        check_at_least(self.name, eps1=(self.eps1, 0), eps2=(self.eps2, 0))
+        check_at_least(self.name, gamma=(self.gamma, 0), warmup=(self.warmup, 0))
         if self.eps1 > self.eps2:
             raise InputError(f"cfl: eps1 ({self.eps1:g}) must not be above eps2 ({self.eps2:g})")
         check_choice(self.name, weights=(self.weights, ("size", "uniform")))
@@ -141,11 +135,3 @@ class ClusteredFL(Method):
 
     def state(self, server: Params, clients: Params) -> Params:
         return {"cluster": server["cluster"]}
-
-
-def nearer_half(memory: Params, client: int, updates: Tensor, second: Tensor) -> bool:
-    """Whether an absent client belongs to the second half: by the mean cosine to its last update, else the larger half."""
-    if not memory["known"][client]:
-        return bool(second.sum() > len(second) / 2)
-    likeness = F.cosine_similarity(memory["updates"][client][None], updates)  # [m]
-    return bool(likeness[second].mean() > likeness[~second].mean())

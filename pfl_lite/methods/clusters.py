@@ -41,3 +41,11 @@ def bipartition(updates: Tensor) -> Tensor:
     distance = (1 - direction @ direction.T).cpu().numpy()
     labels = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
     return torch.from_numpy(labels != labels[0]).to(updates.device)
+
+
+def nearer_half(memory: Params, client: int, updates: Tensor, second: Tensor) -> bool:
+    """Whether an absent client belongs to the second half: by the mean cosine to its last update, else the larger half."""
+    if not memory["known"][client]:
+        return bool(second.sum() > len(second) / 2)
+    likeness = F.cosine_similarity(memory["updates"][client][None], updates)  # [m]
+    return bool(likeness[second].mean() > likeness[~second].mean())

@@ -48,8 +48,7 @@ class FedFomo(Method):
         check_between(self.name, epsilon=(self.epsilon, 0, 1))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
-        like = next(iter(start.values()))
-        own = stack(start, clients)
+        like, own = next(iter(start.values())), stack(start, clients)
         server = pack("model", own) | {
             "affinity": like.new_zeros(clients, clients, dtype=torch.float64),
             "candidates": torch.full((clients, min(self.models, clients) - 1), -1, device=like.device),
