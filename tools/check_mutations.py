@@ -89,6 +89,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("if name not in private}", "if name in private}", "the private part travels"),
     ],
     "methods/clusters.py": [
+        (
+            "likeness[second].mean() > likeness[~second].mean()",
+            "likeness[second].mean() < likeness[~second].mean()",
+            "an absent client joins those unlike it",
+        ),
         ("argmin()", "argmax()", "the worst model instead of the best"),
         ("weights[:, None] * member", "member", "cluster means forget the clients' sizes"),
         (
@@ -235,11 +240,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "step = mean_by_cluster(delta, cluster[round.ids]",
             "step = mean_by_cluster(delta, torch.zeros_like(cluster)[round.ids]",
             "everybody moves the first cell",
-        ),
-        (
-            "likeness[second].mean() > likeness[~second].mean()",
-            "likeness[second].mean() < likeness[~second].mean()",
-            "an absent client joins those unlike it",
         ),
         (
             'torch.where(chosen >= 0, chosen, server["cluster"][work.id])',
