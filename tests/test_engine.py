@@ -144,6 +144,7 @@ def test_participation_counts_and_never_sampled_clients_keep_their_state(federat
 def test_batches_of_one_phase_do_not_depend_on_other_phases_rounds_or_clients() -> None:
     a = epoch_orders(0, 1, 2, "weights", 20, 3)
     assert a.shape == (3, 20) and all(sorted(row) == list(range(20)) for row in a)
+    assert not np.array_equal(a[0], a[1])  # every epoch has an order of its own
     others = [(1, 1, 2, "weights"), (0, 2, 2, "weights"), (0, 1, 3, "weights"), (0, 1, 2, "alpha")]
     assert all(not np.array_equal(a, epoch_orders(*key, 20, 3)) for key in others)
     assert np.array_equal(a[:2], epoch_orders(0, 1, 2, "weights", 20, 2))

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from toy import (
+    FAST,
     FULL_BATCH,
     five_clients,
     of_class_a,
@@ -34,7 +35,7 @@ from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.apfl import mix
-from pfl_lite.methods.base import unpack
+from pfl_lite.methods.base import Round, unpack
 from pfl_lite.methods.weighted_mean import weighted_mean
 
 LAYERED = {
@@ -599,3 +600,18 @@ def test_pfedme_warns_in_one_sentence_where_the_local_model_would_overshoot() ->
     with pytest.warns(UserWarning, match=r"lr \* lam is 1.5; above 1 .* an lr of at most 0.0666667"):
         make_config("pfedme", lr=0.1)
     assert make_config("pfedme", lr=1 / 15).lr * 15 <= 1
+
+
+def test_pfedmb_aggregates_every_layer_by_its_own_alpha(federation: Any) -> None:
+    sim = Simulation(make_config("pfedmb", **FAST, branches=2, model="small_cnn"), federation)  # four layers
+    g = torch.Generator().manual_seed(0)
+    uploads = {k: torch.randn(5, *v.shape, generator=g, dtype=v.dtype) for k, v in sim.server.items()}
+    alpha = torch.rand(5, 4, 2, generator=g, dtype=torch.float64).softmax(-1)
+    n = federation.train_sizes
+    after = sim.method.aggregate(sim.server, uploads | {"alpha": alpha}, Round(1, torch.arange(5), n, 5))
+    for layer, names in enumerate(sim.network.layers.values()):
+        for name in names:
+            for b in (0, 1):
+                a = n * alpha[:, layer, b]
+                by_hand = torch.einsum("i,i...->...", a / a.sum(), uploads[name][:, b])
+                assert torch.allclose(after[name][b], by_hand, rtol=0, atol=1e-12)
