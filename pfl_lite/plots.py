@@ -7,7 +7,11 @@ Every function returns a closed `Figure`: a notebook shows it once when it is a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib import resources
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import matplotlib.pyplot as plt
@@ -15,6 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from pfl_lite.errors import InputError
 
@@ -283,6 +288,66 @@ def _marker(method: str) -> str:
     order = list(METHOD_COLOURS)
     name = _method_of(method)
     return _MARKERS[order.index(name) % len(_MARKERS)] if name in order else "*"
+
+
+class Player:
+    """An animation as one piece of HTML: pictures, controls and script; it needs no kernel and no network."""
+
+    def __init__(self, frames: Mapping[str, bytes], alt: str, seconds: float) -> None:
+        self.frames, self.alt, self.seconds = frames, alt, seconds
+
+    def _repr_html_(self) -> str:
+        folder = resources.files("pfl_lite") / "static"
+        style, script = ((folder / f"player.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+        last = len(self.frames) - 1
+        pictures = "\n".join(
+            f'<img alt="{escape(self.alt)}; {escape(name)}" data-name="{escape(name)}"{"" if i == last else " hidden"} '
+            f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+            for i, (name, png) in enumerate(self.frames.items())
+        )
+        return (
+            f'<div class="pfl-player" role="group" aria-label="{escape(self.alt)}" '
+            f'data-interval="{1000 * self.seconds:.0f}">\n{pictures}\n<div class="controls" hidden>'
+            '<button type="button">Back</button><button type="button">Play</button><button type="button">Next</button>'
+            f'<input type="range" min="0" max="{last}" value="{last}" aria-label="frame"><output></output></div></div>\n'
+            f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
+        )
+
+
+def animate(
+    figure: Figure,
+    draw: Callable[[Any], None],
+    frames: Mapping[str, Any] | Sequence[Any],
+    *,
+    alt: str,
+    seconds: float = 0.6,
+    colours: int = 64,
+) -> Player:
+    """Draw one picture a frame and let the reader play them; without JavaScript, the last one is shown.
+
+    Args:
+        figure: the figure that `draw` changes; it is closed afterwards.
+        draw: called with every frame's value in turn.
+        frames: names that stand beside the slider (`round 3`) and values; a sequence of numbers means rounds.
+        alt: what the animation shows, in words.
+        seconds: how long a frame stays.
+        colours: of each picture; few make it small.
+
+    Raises:
+        InputError: no frames, or no words.
+    """
+    named = frames if isinstance(frames, Mapping) else {f"round {value}": value for value in frames}
+    if not named or not alt.strip():
+        raise InputError("an animation needs at least one frame and an alt text that says what it shows")
+    pictures = {}
+    for name, value in named.items():
+        draw(value)
+        drawn, small = BytesIO(), BytesIO()
+        figure.savefig(drawn, format="png")
+        Image.open(drawn).convert("RGB").quantize(colours).save(small, "png", optimize=True)
+        pictures[name] = small.getvalue()
+    plt.close(figure)
+    return Player(pictures, alt, seconds)
 
 
 def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 from types import SimpleNamespace
 
 import matplotlib
@@ -232,3 +234,40 @@ def test_what_cannot_be_drawn() -> None:
         plots.plot_clients(runs(), quantity="tuned", sort_by="fedavg")
     with pytest.raises(InputError, match="no rows"):
         plots.plot_clients(pd.DataFrame({"method": ["local"], "client": [0], "value": [np.nan]}))
+
+
+def player(frames: object = (1, 2, 5)) -> plots.Player:
+    figure, axes = plt.subplots(figsize=(2, 1), dpi=40)
+    return plots.animate(figure, lambda t: axes.bar(0, t, color="#0072B2"), frames, alt="bars <grow>")
+
+
+def test_an_animation_is_one_piece_of_html_with_its_frames_inside() -> None:
+    page = player()._repr_html_()
+    pictures = re.findall(
+        r'<img alt="([^"]*)" data-name="([^"]*)"( hidden)? src="data:image/png;base64,([^"]*)">', page
+    )
+    assert [name for _, name, _, _ in pictures] == ["round 1", "round 2", "round 5"]
+    assert next(words for words, *_ in pictures) == "bars &lt;grow&gt;; round 1"
+    assert [bool(hidden) for _, _, hidden, _ in pictures] == [True, True, False], (
+        "without JavaScript, the last one"
+    )
+    content = [base64.b64decode(picture) for *_, picture in pictures]
+    assert all(png.startswith(b"\x89PNG") for png in content)
+    assert len(set(content)) == 3
+    assert "//" not in re.sub(
+        r"^\s*//.*$|// J.*$", "", re.sub(r'base64,[^"]*', "", page), flags=re.MULTILINE
+    ), "another host"
+    assert player()._repr_html_() == page, "the same every time"
+
+
+def test_an_animation_names_its_frames_and_closes_its_figure() -> None:
+    before = plt.get_fignums()
+    made = player({"start": 0, "end": 3})
+    assert list(made.frames) == ["start", "end"]
+    assert plt.get_fignums() == before
+
+
+@pytest.mark.parametrize(("frames", "alt"), [((), "words"), ((1,), " ")])
+def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...], alt: str) -> None:
+    with pytest.raises(InputError, match="at least one frame and an alt text"):
+        plots.animate(plt.figure(), lambda t: None, frames, alt=alt)

@@ -1,0 +1,42 @@
+// Plays the frames of `pfl_lite.plots.animate`: a slider and three buttons over pictures that are in the page.
+(() => {
+  "use strict";
+  function mount(player) {
+    player.dataset.ready = "";
+    const frames = [...player.querySelectorAll("img")];
+    const [slider] = player.querySelectorAll("input");
+    const [output] = player.querySelectorAll("output");
+    const [back, play, forward] = player.querySelectorAll("button");
+    let timer = null;
+    const show = (at) => {
+      const now = Math.min(Math.max(at, 0), frames.length - 1);
+      frames.forEach((frame, i) => { frame.hidden = i !== now; });
+      slider.value = now;
+      output.textContent = frames[now].dataset.name;
+      slider.setAttribute("aria-valuetext", frames[now].dataset.name);
+    };
+    const stop = () => {
+      clearInterval(timer);
+      timer = null;
+      play.textContent = "Play";
+    };
+    const next = () => {
+      show(Number(slider.value) + 1);
+      if (Number(slider.value) === frames.length - 1) stop();
+    };
+    slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
+    back.addEventListener("click", () => { stop(); show(Number(slider.value) - 1); });
+    forward.addEventListener("click", () => { stop(); show(Number(slider.value) + 1); });
+    play.addEventListener("click", () => {
+      if (timer !== null) return stop();
+      if (Number(slider.value) === frames.length - 1) show(0);
+      play.textContent = "Pause";
+      timer = setInterval(next, Number(player.dataset.interval));
+    });
+    player.querySelector(".controls").hidden = false;
+    show(frames.length - 1);
+  }
+  const start = () => document.querySelectorAll(".pfl-player:not([data-ready])").forEach(mount);
+  start();
+  setTimeout(start, 300); // JupyterLab runs the script of an output before the output is on the page
+})();
