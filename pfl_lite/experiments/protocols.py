@@ -145,20 +145,37 @@ PFEDMB_TABLE1 = Experiment(
 )
 
 # Every method on the same small clients, for *Which method when*: one hidden layer on 28 x 28 figures, 20 clients of about 80
-# training images. Settings that are not the method's defaults fit methods to this size, or give all those that keep several
-# models the same number of them; two candidates each are searched on validation images.
-RATES = ({"lr": 0.05}, {"lr": 0.2})
+# training images. Every method has six candidates, searched on validation images of another seed: six learning rates, or three
+# rates and two values of the setting that matters most to it. Methods that keep several models all keep four.
+SIX_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
+
+
+def three_rates(name: str, *values: float) -> tuple[Settings, ...]:
+    """Three learning rates with each of two values of another setting."""
+    return tuple({"lr": lr, name: value} for value in values for lr in (0.05, 0.15, 0.5))
+
+
 FITTED: dict[str, tuple[Settings, tuple[Settings, ...]]] = {
-    "pfl_ft": ({"ft_epochs": 8}, RATES),
-    "pfl_fb": ({"ft_epochs": 8, "head": "last"}, RATES),
-    "pfedme": ({"lr": 0.06}, ({"inner_lr": 0.01}, {"inner_lr": 0.03})),
-    "ifca": ({"clusters": 4}, RATES),
-    "cfl": ({"gamma": 0.5, "warmup": 3}, RATES),
-    "fedem": ({"components": 4}, RATES),
-    "pfedmb": ({"branches": 4, "alpha_lr": 0.3}, ({"lr": 0.1}, {"lr": 0.4})),
-    "fedrep": ({"head_epochs": 4}, RATES),
-    "moon": ({"mu": 1.0, "projection": 64}, RATES),
-    "pfedhn": ({"lr": 0.1}, ({"server_lr": 0.1}, {"server_lr": 0.3})),
+    "fedprox": ({}, three_rates("mu", 0.01, 0.1)),
+    "pfl_ft": ({}, three_rates("ft_epochs", 4, 16)),
+    "pfl_fb": ({"head": "last"}, three_rates("ft_epochs", 4, 16)),
+    # lr lam stays below 1, beyond which w_i overshoots theta_i
+    "pfedme": (
+        {},
+        tuple({"lam": lam, "lr": 0.9 / lam, "inner_lr": lr} for lam in (5, 15) for lr in (0.01, 0.03, 0.1)),
+    ),
+    "ifca": ({"clusters": 4}, SIX_RATES),
+    "cfl": ({"warmup": 3}, three_rates("gamma", 0.3, 0.5)),
+    "fedfomo": ({}, three_rates("models", 5, 10)),
+    "fedamp": ({}, three_rates("lam", 0.1, 1)),
+    "fedem": ({"components": 4}, SIX_RATES),
+    "pfedmb": ({"branches": 4}, three_rates("alpha_lr", 0.3, 1)),
+    "ditto": ({}, three_rates("lam", 0.1, 1)),
+    "apfl": ({}, three_rates("alpha", 0.25, 0.75)),
+    "perfedavg": ({}, three_rates("inner_lr", 0.01, 0.1)),
+    "moon": ({"projection": 64}, three_rates("mu", 0.1, 1)),
+    "fedrep": ({}, three_rates("head_epochs", 4, 10)),
+    "pfedhn": ({}, three_rates("server_lr", 0.1, 0.3)),
 }
 SCENARIOS = {
     "label-skew": ("label skew", "dirichlet:0.3"),
@@ -172,7 +189,7 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
     """All methods on one kind of difference between clients."""
     arms = []
     for method in METHODS:
-        settings, grid = FITTED.get(method, ({}, RATES))
+        settings, grid = FITTED.get(method, ({}, SIX_RATES))
         arms.append(Arm(method, method, method, None, grid, settings))
     return Experiment(
         name=f"when-{name}",
@@ -192,6 +209,7 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
         ft_every=0,
         ft_epochs=None,
         eval_every=4,
+        search_rounds=10,
     )
 
 
