@@ -7,11 +7,14 @@ numbers the tests hold against NumPy's; it stands in the chapter *Clients are no
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import numpy as np
@@ -20,6 +23,9 @@ from pfl_lite.data.images import Images, load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
 from pfl_lite.errors import InputError
 from pfl_lite.plots import plot_partition
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _SPECS = {
     "dirichlet": "dirichlet:{alpha:.2g}",
@@ -89,14 +95,80 @@ def partition_explorer(data: str | Images = "digits") -> ipywidgets.VBox:
 
 def partition_explorer_page() -> str:
     """The explorer as one piece of HTML, style and script included; it needs no kernel and no network."""
-    folder = resources.files("pfl_lite") / "static"
-    style = (folder / "partition_explorer.css").read_text(encoding="utf-8")
-    script = (folder / "partition_explorer.js").read_text(encoding="utf-8")
     without = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
-    return (
-        f'<div class="pfl-explorer" role="group" aria-label="Partition explorer">{without}</div>\n'
-        f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
+    return _page(
+        "partition", f'<div class="pfl-explorer" role="group" aria-label="Partition explorer">{without}</div>'
     )
+
+
+def routing_explorer_page(
+    blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, groups: Sequence[int]
+) -> str:
+    """Which blocks every client assembles, round by round (FedMN), as one piece of HTML that computes in the page.
+
+    Args:
+        blocks: blocks of each layer, encoders first.
+        rounds: the recorded rounds [R].
+        logits: logit pi of every decision, [R, clients, decisions] in the order of `pfl_lite.models.modular`.
+        groups: the true group of every client, by which they are sorted.
+
+    Raises:
+        InputError: the shapes do not fit each other.
+    """
+    chance = 100 / (1 + np.exp(-np.asarray(logits, dtype=float)))  # percent
+    decisions = sum(a * b for a, b in pairwise(blocks)) + blocks[-1]
+    wanted = (len(rounds), len(groups), decisions)
+    if chance.shape != wanted:
+        raise InputError(f"logits must be [rounds, clients, decisions] = {wanted}, not {chance.shape}")
+    record = {
+        "blocks": list(blocks),
+        "groups": [int(group) for group in groups],
+        "rounds": [int(number) for number in rounds],
+        "chance": chance.round(1).tolist(),
+    }
+    return _page("routing", _recorded("routing", "Routing explorer", record))
+
+
+def gate_explorer_page(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> str:
+    """Two experts and their gate on single images (PFL-MoE), as one piece of HTML that computes in the page.
+
+    Args:
+        classes: their names.
+        images: for each one `client`, `label`, `share` (of its class in the client's training images), `g`, the logits
+            `global` and `personal` [classes], and `pixels` [side, side] in 0 to 1.
+    """
+    entries = []
+    for image in images:
+        pixels = np.asarray(image["pixels"], dtype=float)  # [side, side]
+        digits = "".join(f"{level:x}" for level in np.rint(15 * pixels.clip(0, 1)).astype(int).ravel())
+        experts = {
+            name: np.asarray(image[name], dtype=float).round(3).tolist() for name in ("global", "personal")
+        }
+        entry = {
+            "client": int(image["client"]),
+            "label": int(image["label"]),
+            "pixels": digits,
+            "side": len(pixels),
+        }
+        entries.append(entry | {name: round(float(image[name]), 3) for name in ("share", "g")} | experts)
+    return _page("gate", _recorded("gate", "Gate explorer", {"classes": list(classes), "images": entries}))
+
+
+def _recorded(kind: str, title: str, record: Mapping[str, Any]) -> str:
+    """An explorer's element with what it shows inside; the data attribute keeps other explorers' scripts away."""
+    data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
+    return (
+        f'<div class="pfl-explorer" data-kind="{kind}" data-ready="" role="group" aria-label="{title}">'
+        f'<script type="application/json">{data}</script></div>'
+    )
+
+
+def _page(kind: str, element: str) -> str:
+    """An element with the explorers' one style and its own script."""
+    folder = resources.files("pfl_lite") / "static"
+    style = (folder / "explorer.css").read_text(encoding="utf-8")
+    script = (folder / f"{kind}_explorer.js").read_text(encoding="utf-8")
+    return f"{element}\n<style>\n{style}</style>\n<script>\n{script}</script>\n"
 
 
 def _counts(images: Images, spec: str, clients: int, seed: int) -> np.ndarray:

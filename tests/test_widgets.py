@@ -16,6 +16,7 @@ from scipy import stats
 import pfl_lite
 from pfl_lite import widgets
 from pfl_lite.data.partition import apportion, heterogeneity
+from pfl_lite.errors import InputError
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
 NODE = shutil.which("node")
@@ -23,9 +24,9 @@ needs_node = pytest.mark.skipif(NODE is None, reason="node, to run the page's Ja
 CLIENTS, CLASSES, IMAGES, SEEDS = 10, 8, 100, 200
 
 
-def javascript(expression: str, **values: Any) -> Any:
+def javascript(expression: str, script: Path = SCRIPT, **values: Any) -> Any:
     """Evaluate an expression over `e`, the functions of the page, and `v`, the given values."""
-    source = f"const e = require({json.dumps(str(SCRIPT))}); const v = {json.dumps(values)};"
+    source = f"const e = require({json.dumps(str(script))}); const v = {json.dumps(values)};"
     source += f"process.stdout.write(JSON.stringify({expression}));"
     done = subprocess.run([str(NODE), "-"], input=source, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -169,3 +170,100 @@ def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.Monk
     assert not widgets.front_end()
     monkeypatch.setenv("JPY_SESSION_NAME", "chapter.ipynb")
     assert widgets.front_end()
+
+
+ROUTING = SCRIPT.with_name("routing_explorer.js")
+GATE = SCRIPT.with_name("gate_explorer.js")
+
+
+@needs_node
+def test_routes_of_the_page_by_hand() -> None:
+    # 1 encoder, 2 hidden blocks, 2 output blocks: links 1-a, 1-b, then (c from a, c from b, d from a, d from b), outputs c, d.
+    def routes(bits: list[int], chance: list[float]) -> Any:
+        return javascript("e.routes([1, 2, 2], v.bits, v.chance)", script=ROUTING, bits=bits, chance=chance)
+
+    chance = [0.4, 0.3, 0.2, 0.1, 0.6, 0.3, 0.2, 0.1]
+    used = routes([1, 0, 1, 1, 0, 0, 1, 1], chance)
+    assert used["active"] == [[True], [True, False], [True, False]], "b has no link, so d is never reached"
+    assert used["safety"] == 0
+    dead = routes([0] * 8, chance)
+    assert dead["bits"] == [1, 0, 0, 0, 1, 0, 0, 1], (
+        "the best link in, the best link out of a, the output that is reached"
+    )
+    assert dead["safety"] == 3
+    unread = routes([1, 1, 1, 0, 0, 1, 1, 0], chance)
+    assert unread["active"][2] == [True, False], "an output block without its output bit is not sent"
+
+
+@needs_node
+def test_agreement_of_routes_in_the_page_is_numpys() -> None:
+    rng = np.random.default_rng(0)
+    bits, groups = rng.integers(0, 2, (7, 9)), rng.integers(0, 2, 7)
+    equal = (bits[:, None] == bits).mean(2)
+    pairs = np.triu(np.ones((7, 7), bool), 1)
+    same = groups[:, None] == groups
+    found = javascript(
+        "e.agreement(v.bits, v.groups)", script=ROUTING, bits=bits.tolist(), groups=groups.tolist()
+    )
+    assert found == pytest.approx({"same": equal[pairs & same].mean(), "other": equal[pairs & ~same].mean()})
+
+
+@needs_node
+def test_the_page_draws_bits_with_their_probabilities() -> None:
+    record = {"blocks": [1, 1], "groups": [0], "rounds": [0], "chance": [[[100, 30]]]}
+    drawn = javascript(
+        "Array.from({length: 4000}, (_, draw) => e.view(v.record, {at: 0, kind: 'draw', draw, width: 300}).found[0].safety)",
+        script=ROUTING, record=record,
+    )  # fmt: skip
+    assert np.mean(drawn) == pytest.approx(0.7, abs=0.03), "the only output bit is off with probability 0.7"
+
+
+@needs_node
+def test_mixtures_of_the_page_are_numpys() -> None:
+    rng = np.random.default_rng(1)
+    general, personal = rng.normal(size=(2, 5))
+    for g in (0.0, 0.37, 1.0):
+        mixed = np.exp(g * general + (1 - g) * personal)
+        found = javascript("e.mix(v.g, v.a, v.b)", script=GATE, g=g, a=general.tolist(), b=personal.tolist())
+        assert found == pytest.approx((mixed / mixed.sum()).tolist())
+
+
+@needs_node
+def test_explorers_show_what_was_recorded() -> None:
+    logits = np.random.default_rng(2).normal(size=(3, 4, 8))
+    page = widgets.routing_explorer_page([1, 2, 2], [0, 1, 5], logits, [0, 0, 1, 1])
+    record = recorded(page)
+    assert np.allclose(record["chance"], 100 / (1 + np.exp(-logits)), atol=0.06)
+    shown = javascript(
+        "e.view(v.record, {at: 2, kind: 'threshold', draw: 0, width: 500})", script=ROUTING, record=record
+    )
+    assert "round 5" in shown["sentence"]
+    for client, one in enumerate(shown["found"]):
+        wanted = (logits[2, client] > 0).astype(int)
+        assert (np.array(one["bits"]) >= wanted).all(), "the safety path only switches on"
+        assert np.sum(np.array(one["bits"]) - wanted) == one["safety"]
+    image = {
+        "client": 3,
+        "label": 1,
+        "share": 0.25,
+        "g": 0.4,
+        "global": [1, 2],
+        "personal": [2, 0],
+        "pixels": np.eye(4),
+    }
+    record = recorded(widgets.gate_explorer_page(["A", "</script>"], [image]))
+    assert record["images"][0]["pixels"] == "f0000f0000f0000f"
+    shown = javascript("e.view(v.record, {at: 0, g: 0.4, width: 500})", script=GATE, record=record)
+    assert "25 % of its training images" in shown["about"]
+
+
+def test_logits_that_do_not_fit_the_blocks_are_refused() -> None:
+    with pytest.raises(InputError, match=r"\(2, 3, 8\), not \(2, 3, 7\)"):
+        widgets.routing_explorer_page([1, 2, 2], [0, 1], np.zeros((2, 3, 7)), [0, 0, 1])
+
+
+def recorded(page: str) -> Any:
+    """What an explorer's page carries inside, after the checks that every page must pass."""
+    assert page.count("<script") == page.count("</script>") == 2
+    assert not re.search(r"(src|href)=|https?:", page), "nothing from elsewhere"
+    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))  # type: ignore[union-attr]
