@@ -1,0 +1,14 @@
+// A figure wider than a phone is shown whole; a tap shows it at reading size, to be scrolled, and a second tap whole again.
+document.addEventListener("DOMContentLoaded", () => {
+  if (!window.matchMedia("(max-width: 576px)").matches) return;
+  for (const image of document.querySelectorAll(".cell_output figure img")) {
+    const turn = () => image.closest("figure").classList.toggle("large");
+    image.tabIndex = 0;
+    image.setAttribute("role", "button");
+    image.title = "enlarge or shrink";
+    image.addEventListener("click", turn);
+    image.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
+    });
+  }
+});
