@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.error import URLError
+
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from pfl_lite.errors import InputError
@@ -25,13 +28,88 @@ def test_lenet_is_relu_before_pooling_written_the_cheaper_way() -> None:
     assert torch.allclose(net(x), net.fc3(torch.relu(net.fc2(torch.relu(net.fc1(y))))))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+COUNTS = [
+    ("vgg16", (3, 32, 10), 15_245_130),
+    ("femnist_cnn", (1, 28, 62), 2_278_334),
+    ("mobilenet_v2", (3, 32, 10), 2_236_682),
+    ("mobilenet_v2", (3, 32, 100), 2_351_972),
+    ("mlp256x8", (1, 28, 62), 611_646),
+    ("mlp256x9", (1, 28, 62), 677_438),
+    ("mlp256x10", (1, 28, 62), 743_230),
+    ("mlp256x8", (3, 32, 10), 1_184_010),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "count"), COUNTS)
+def test_large_networks_have_the_papers_parameters(
+    name: str, shape: tuple[int, int, int], count: int
+) -> None:
+    assert make_network(name, *shape).parameters == count
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "count"),
+    [
+        ("mobilenet_v2", (3, 32, 10), 512, 2_879_744),
+        ("mobilenet_v2", (3, 32, 10), 128, 2_387_840),
+        ("femnist_cnn", (1, 28, 62), 512, 3_200_384),
+        ("femnist_cnn", (1, 28, 62), 128, 2_413_568),
+        ("linear", (1, 8, 10), 7, 65 * 7),
+    ],
+)
+def test_a_resized_network_has_another_last_layer(
+    name: str, shape: tuple[int, int, int], outputs: int, count: int
+) -> None:
+    plain = make_network(name, *shape)
+    resized = plain.resized(outputs)
+    assert resized.parameters == count and resized.resized(10).layers == plain.layers
+    a, b = plain.init(3), resized.init(3)
+    below = [k for k in a if not k.startswith(plain.last)]
+    assert all(torch.equal(a[k], b[k]) for k in below) and b[f"{plain.last}.bias"].shape == (outputs,)
+
+
+def test_batch_norm_s_running_statistics_are_floats_of_a_start_but_not_parameters() -> None:
+    network = make_network("mobilenet_v2", 3, 32, 10)
+    start = network.init(0)
+    assert sum(t.numel() for t in start.values()) == 2_236_682 + 2 * 17_056
+    assert all(t.is_floating_point() for t in start.values()) and network.batch_norm and network.dropout
+    assert not make_network("vgg16", 3, 32, 10).batch_norm
+
+
+def test_pretrained_weights_that_cannot_be_fetched_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.hub
+
+    def offline(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(InputError, match=r"cannot be fetched: put https://.* or use --model mobilenet_v2"):
+        make_network("mobilenet_v2_pretrained", 3, 32, 10).init(0)
+
+
+def test_pretrained_weights_are_those_below_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = torchvision.models.mobilenet_v2(num_classes=1000).state_dict()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: stored)
+    network = make_network("mobilenet_v2_pretrained", 3, 32, 10)
+    a, b = network.init(0), network.init(0, copy=1)
+    assert torch.equal(a["body.3.conv.0.0.weight"], stored["features.3.conv.0.0.weight"])
+    assert torch.equal(a["body.3.conv.0.0.weight"], b["body.3.conv.0.0.weight"])
+    assert not torch.equal(a["fc.weight"], b["fc.weight"])
+    with pytest.raises(InputError, match="takes images of 3 channels"):
+        make_network("mobilenet_v2_pretrained", 1, 32, 10).init(0)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "mobilenet_v2_pretrained"])
 def test_every_network_takes_its_images_and_starts_differently_for_each_copy(name: str) -> None:
     size = NETWORKS[name].size or 8
     network = make_network(name, 1, size, 10, dtype=torch.float64)
     first, again, other = network.init(0), network.init(0), network.init(0, copy=1)
     assert network(first, torch.zeros(2, 1, size, size, dtype=torch.float64)).shape == (2, 10)
-    assert all(torch.equal(first[k], again[k]) and not torch.equal(first[k], other[k]) for k in first)
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    drawn = [k for k, tensor in first.items() if tensor.dim() > 1]  # the others may start from 0 or 1
+    assert not any(torch.equal(first[k], other[k]) for k in drawn)
+    assert network.features(first, torch.zeros(2, 1, size, size, dtype=torch.float64)).dim() == 2
 
 
 def test_drawing_a_network_leaves_torch_s_generator_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from pfl_lite.errors import InputError, unknown
+from pfl_lite.models.large import VGG16, DeepMLP, FemnistCNN, MobileNetV2, PretrainedMobileNetV2
 from pfl_lite.models.lenet import LeNet
 from pfl_lite.models.network import Network, Params
 from pfl_lite.models.small import MLP, Linear, SmallCNN
@@ -16,11 +18,16 @@ from pfl_lite.models.small import MLP, Linear, SmallCNN
 __all__ = [
     "MLP",
     "NETWORKS",
+    "VGG16",
+    "DeepMLP",
+    "FemnistCNN",
     "LeNet",
     "Linear",
+    "MobileNetV2",
     "Network",
     "NetworkSpec",
     "Params",
+    "PretrainedMobileNetV2",
     "SmallCNN",
     "auto_network",
     "make_network",
@@ -29,9 +36,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """How to build a named network: its module class, the image size it insists on (if any), one line about it."""
+    """How to build a named network from (channels, size, classes), one line about it, the image size it insists on (if any)."""
 
-    module: type[nn.Module]
+    module: Callable[[int, int, int], nn.Module]
     about: str
     size: int | None = None
 
@@ -41,6 +48,13 @@ NETWORKS: dict[str, NetworkSpec] = {
     "mlp": NetworkSpec(MLP, "one hidden layer of 64 on the pixels"),
     "small_cnn": NetworkSpec(SmallCNN, "two 3x3 convolutions and one hidden layer, for digits and glyphs"),
     "lenet": NetworkSpec(LeNet, "LeNet-5 on 32x32 images, the network of pFedMB and PFL-MoE", size=32),
+    "vgg16": NetworkSpec(VGG16, "VGG-16 on 32x32 images, without batch norm, with dropout", size=32),
+    "femnist_cnn": NetworkSpec(FemnistCNN, "two 5x5 convolutions and 2048 units, on 28x28 images", size=28),
+    "mobilenet_v2": NetworkSpec(MobileNetV2, "MobileNet-V2, with batch norm and dropout"),
+    "mobilenet_v2_pretrained": NetworkSpec(PretrainedMobileNetV2, "MobileNet-V2 from ImageNet weights"),
+    "mlp256x8": NetworkSpec(partial(DeepMLP, depth=8), "eight layers, 256 wide, on the pixels"),
+    "mlp256x9": NetworkSpec(partial(DeepMLP, depth=9), "nine layers, 256 wide, on the pixels"),
+    "mlp256x10": NetworkSpec(partial(DeepMLP, depth=10), "ten layers, 256 wide, on the pixels"),
 }
 
 

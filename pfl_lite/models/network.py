@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfl_lite.errors import InputError
+from pfl_lite.models.training import is_statistic, training_twin
 from pfl_lite.seeds import generator
 
 Params = dict[str, Tensor]
@@ -20,6 +23,11 @@ def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     return layers
+
+
+def floats_of(module: nn.Module) -> Params:
+    """Parameters and running statistics of a module, layer by layer; counters are left out."""
+    return {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
 
 
 class Features(nn.Module):
@@ -40,19 +48,20 @@ class Predictor(nn.Module):
     def __init__(self, network: Network, rule: Callable[..., Tensor], model: Mapping[str, Tensor]) -> None:
         super().__init__()
         self._network, self._rule = network, rule
-        # torch forbids dots in the names of a ParameterDict
-        self.model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in model.items()})
+        # torch forbids dots in the names of a ParameterDict, and "/" may stand in them
+        self.model = nn.ParameterDict({name.replace(".", "|"): nn.Parameter(t) for name, t in model.items()})
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [b, K] of images x [b, C, H, W]."""
-        model = {name.replace("/", "."): tensor for name, tensor in self.model.items()}
+        model = {name.replace("|", "."): tensor for name, tensor in self.model.items()}
         return self._rule(self._network, model, x)
 
 
 class Network:
     """A plain torch module used as a function: `network(params, x) -> logits`.
 
-    The module is only a template; the parameters are passed in at every call, under torch's own names.
+    The module is only a template; the parameters are passed in at every call, under torch's own names. Running statistics of
+    batch norm are among them. A call is made in evaluation mode; `training` gives the network in training mode.
 
     Args:
         name: the name under which the network is listed.
@@ -71,13 +80,22 @@ class Network:
     ) -> None:
         self.name, self.build, self.dtype, self.device = name, build, dtype, device
         with torch.random.fork_rng(devices=[]):  # its random values are never used
-            self._template = build().to(device=device, dtype=dtype)
+            self._template = build().to(device=device, dtype=dtype).eval()
         self._features = Features(self._template)
-        self.layers = layers_of(name for name, _ in self._template.named_parameters())
+        self.layers = layers_of(floats_of(self._template))
+        self.dropout = any(isinstance(layer, nn.Dropout) for layer in self._template.modules())
+        self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
+        self.resized = cache(self._resized)
+        twin = training_twin(self._template)
+        self._twin: Network | None = None
+        if twin is not None:
+            self._twin = copy.copy(self)
+            self._twin._template, self._moving = twin
+            self._twin._features = Features(self._twin._template)
 
     @property
     def parameters(self) -> int:
-        """How many floats the plain network holds (P in the papers)."""
+        """How many floats the plain network learns (P in the papers); running statistics are not among them."""
         return sum(tensor.numel() for tensor in self._template.parameters())
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -89,6 +107,31 @@ class Network:
         below = [name for layer in list(self.layers)[:-1] for name in self.layers[layer]]
         inner = {f"network.{name}": params[name] for name in below}
         return functional_call(self._features, inner, (x,))
+
+    def training(self, key: Tensor | None, real: Tensor | None = None) -> Network:
+        """The network in training mode for one mini-batch, until asked for the next; itself without dropout and batch norm.
+
+        Args:
+            key: int64 [], decides the dropout masks.
+            real: [b], 0 for images that are padding and are left out of the batch's statistics.
+        """
+        if self._twin is None:
+            return self
+        for layer in self._moving:
+            layer.key, layer.real = key, real  # type: ignore[assignment]
+        return self._twin
+
+    def _resized(self, outputs: int) -> Network:
+        """The same architecture with another number of outputs of the last layer."""
+
+        def build() -> nn.Module:
+            module = self.build()
+            above, _, name = self.last.rpartition(".")
+            old = module.get_submodule(self.last)
+            setattr(module.get_submodule(above), name, nn.Linear(old.in_features, outputs))  # type: ignore[arg-type]
+            return module
+
+        return Network(self.name, build, dtype=self.dtype, device=self.device)
 
     @property
     def last(self) -> str:
@@ -104,9 +147,9 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "initial parameters", copy).integers(2**62)))
             module = self.build()
-        return {
-            name: tensor.detach().to(self.device, self.dtype) for name, tensor in module.named_parameters()
-        }
+            if (fetch := getattr(module, "load_pretrained", None)) is not None:
+                fetch()
+        return {name: t.detach().to(self.device, self.dtype) for name, t in floats_of(module).items()}
 
     def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """A plain torch module that holds these parameters.
@@ -114,11 +157,14 @@ class Network:
         Raises:
             InputError: names or shapes do not fit this network (from `load_state_dict`).
         """
-        module = self.build().to(next(iter(params.values())).dtype)
+        module = self.build().to(next(iter(params.values())).dtype).eval()
+        counters = {name: t for name, t in module.state_dict().items() if not t.is_floating_point()}
         try:
-            module.load_state_dict({name: tensor.detach().cpu() for name, tensor in params.items()})
+            module.load_state_dict(
+                counters | {name: tensor.detach().cpu() for name, tensor in params.items()}
+            )
         except RuntimeError as error:
-            wants = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+            wants = {name: tuple(tensor.shape) for name, tensor in floats_of(module).items()}
             found = {name: tuple(tensor.shape) for name, tensor in params.items()}
             name = next(name for name in [*wants, *found] if wants.get(name) != found.get(name))
             raise InputError(

@@ -1,0 +1,112 @@
+"""Networks in training mode: dropout and batch norm as functions, equal for one client and for many at once.
+
+torch's own layers draw from a global generator and write into buffers. Here a dropout mask is a hash of the mini-batch's key, the
+layer and the element, and running statistics are entries of the parameters: their "gradient" is (running value - statistic of
+the batch), so that a step of rate 0.1 along it is what torch's batch norm does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+STATISTICS = ("running_mean", "running_var")
+STATISTICS_RATE = 0.1  # torch's "momentum" of batch norm
+_LOW = {shift: (1 << (64 - shift)) - 1 for shift in (27, 30, 31)}
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a parameter is a running mean or variance: averaged and sent like the others, but not descended."""
+    return name.endswith(STATISTICS)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """The last steps of the SplitMix64 generator on int64 numbers (sums and products wrap; shifts are made logical)."""
+    z = (z ^ ((z >> 30) & _LOW[30])) * -4658895280553007687
+    z = (z ^ ((z >> 27) & _LOW[27])) * -7723592293110705685
+    return z ^ ((z >> 31) & _LOW[31])
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """Another key for each number, from one key []; int64."""
+    return _mixed((_mixed(key) + number + 1) * -7046029254386353131)
+
+
+def keep_mask(key: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+    """Which elements dropout keeps: bool [shape], each True with probability 1 - rate, a function of key and place alone."""
+    place = torch.arange(math.prod(shape), device=key.device)
+    return ((fold(key, place) & ((1 << 53) - 1)) >= int(rate * (1 << 53))).reshape(shape)
+
+
+def dropout(x: Tensor, key: Tensor, rate: float) -> Tensor:
+    """x [b, ...] with a share `rate` of its elements set to 0 and the others divided by 1 - rate."""
+    return x * keep_mask(key, rate, x.shape) / (1 - rate)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose mask is a function of `key`, set before every call, and of the layer's `number`."""
+
+    key: Tensor
+    number: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, ...] with masked elements."""
+        return dropout(x, fold(self.key, self.number), self.p)
+
+
+class _WithStatistics(torch.autograd.Function):
+    """The batch's mean as it is; backwards, running values receive (running - statistic of the batch)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        return mean.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        mean, var, running_mean, running_var = inputs
+        ctx.save_for_backward(running_mean - mean, running_var - var)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None, *ctx.saved_tensors
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm by the batch's own statistics where the running ones are being trained, else by the running ones."""
+
+    real: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [b, C, H, W], normalised over b, H and W; padding (`real` [b] is 0) left out."""
+        mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        if mean.requires_grad:
+            real = x.new_ones(len(x)) if self.real is None else self.real
+            share = real / real.sum().clamp_min(1)  # [b]
+            now = share @ x.mean((2, 3))  # [C]
+            biased = share @ ((x - now[:, None, None]) ** 2).mean((2, 3))  # [C]
+            count = real.sum() * x[0, 0].numel()
+            unbiased = biased.detach() * count / (count - 1).clamp_min(1)
+            mean, var = _WithStatistics.apply(now, unbiased, mean, var), biased
+        scale = self.weight * (var + self.eps).rsqrt()  # [C]
+        return (x - mean[:, None, None]) * scale[:, None, None] + self.bias[:, None, None]
+
+
+def training_twin(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:
+    """A copy of a module in training mode and its layers of dropout and batch norm; None where it has neither."""
+    if not any(isinstance(layer, (nn.Dropout, nn.BatchNorm2d)) for layer in module.modules()):
+        return None
+    twin = copy.deepcopy(module).train()
+    layers: list[nn.Module] = [
+        layer for layer in twin.modules() if isinstance(layer, (nn.Dropout, nn.BatchNorm2d))
+    ]
+    for number, layer in enumerate(layers):  # the same names, other arithmetic
+        layer.__class__ = Dropout if isinstance(layer, nn.Dropout) else BatchNorm
+        layer.number = number  # type: ignore[assignment]
+    return twin, layers
