@@ -14,6 +14,7 @@ from torch import Tensor
 from pfl_lite.data.federation import Federation
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
+from pfl_lite.models.training import STATISTICS_RATE, is_statistic
 from pfl_lite.seeds import generator
 
 EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a processor's cache
@@ -21,13 +22,17 @@ EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a pr
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How clients train: local epochs E, mini-batch size, learning rate, momentum, weight decay (torch's conventions)."""
+    """How clients train: local epochs E, mini-batch size, learning rate, momentum, weight decay (torch's conventions).
+
+    `keyed`: mini-batches carry a key, because dropout asks for it.
+    """
 
     epochs: int
     batch_size: int
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    keyed: bool = False
 
 
 def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, epochs: int) -> np.ndarray:
@@ -66,8 +71,26 @@ class LocalWork:
     @property
     def steps(self) -> int | Tensor:
         """K, how many mini-batches its E local epochs have."""
-        batch = self.settings.batch_size
-        return self.settings.epochs * ((self.size("train") + batch - 1) // batch)
+        raise NotImplementedError
+
+    def used(self, samples: int) -> int:
+        """How many of its images a client visits in an epoch: all; for batch norm only full mini-batches, if there is one."""
+        full = samples // self.settings.batch_size * self.settings.batch_size
+        return full if full and self.network.batch_norm else samples
+
+    def steps_of(self, client: int) -> int:
+        """How many mini-batches a client's E local epochs have."""
+        return self.settings.epochs * -(
+            -self.used(len(self.federation.train[client])) // self.settings.batch_size
+        )
+
+    def keys(self, phase: str, epochs: int) -> Tensor | None:
+        """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
+        if not self.settings.keyed:
+            return None
+        streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
+        keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
+        return torch.from_numpy(keys).to(self.federation.images.device)
 
     def orders(self, phase: str, epochs: int, part: str) -> list[np.ndarray]:
         """Places in the clients' training images, [E, n_i] for each of `ids`, in the order in which a phase visits them."""
@@ -76,6 +99,7 @@ class LocalWork:
             samples = len(self.federation.train[i])
             kept = part_of(self.seed, i, samples, part)
             order = epoch_orders(self.seed, self.round, i, phase, len(kept), epochs)
+            order = order[:, : self.used(len(kept))]
             orders.append(order if part == "all" else kept[order])
         self.images_trained += sum(order.size for order in orders)
         return orders
@@ -101,9 +125,13 @@ class LocalWork:
 
     # ---- local training -------------------------------------------------------------------------------------------
 
+    def training(self, batch: Batch) -> Network:
+        """The network in training mode (dropout, batch norm) for one mini-batch."""
+        return self.network.training(batch.key, batch.real)
+
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the plain network on a mini-batch (padding left out)."""
-        return batch.cross_entropy(self.network(params, batch.x))
+        """Mean cross-entropy of the plain network, in training mode, on a mini-batch (padding left out)."""
+        return batch.cross_entropy(self.network.training(batch.key, batch.real)(params, batch.x))
 
     def scan(
         self,
@@ -144,7 +172,14 @@ class LocalWork:
         if scale is not None:
             step = {name: scale[name] * g for name, g in step.items()}
         rate = self.lr if lr is None else lr
-        return {name: torch.sub(w, step[name], alpha=rate) for name, w in params.items()}, velocity
+        moved = {name: torch.sub(w, step[name], alpha=rate) for name, w in params.items()}
+        if self.network.batch_norm:  # running statistics follow the batches', whatever the run's SGD
+            moved |= {
+                name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
+                for name, w in params.items()
+                if is_statistic(name)
+            }
+        return moved, velocity
 
     def follow(
         self,

@@ -13,6 +13,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.engine.local_sgd import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.methods.base import Batch, Loss
 from pfl_lite.models import Network, Params
+from pfl_lite.models.training import fold
 
 PerClient = Callable[[Params, Params, LocalWork], tuple[Params, ...]]
 WorkFor = Callable[[list[int]], LocalWork]
@@ -28,14 +29,19 @@ class LoopWork(LocalWork):
     def size(self, split: str) -> int:
         return len(getattr(self.federation, split)[self.id])
 
+    @property
+    def steps(self) -> int:
+        return self.steps_of(self.id)
+
     def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
         images, labels, own = self.stored("train")
         (orders,) = self.orders(phase, epochs, part)  # [E, n_i]
-        mine = own[self.id]
-        for order in torch.from_numpy(orders).to(images.device):
-            for places in order.split(self.settings.batch_size):
+        mine, keys = own[self.id], self.keys(phase, epochs)
+        for epoch, order in enumerate(torch.from_numpy(orders).to(images.device)):
+            for step, places in enumerate(order.split(self.settings.batch_size)):
                 rows = mine[places]
-                yield Batch(images[rows], labels[rows], places)
+                key = None if keys is None else fold(keys[0, epoch], step)
+                yield Batch(images[rows], labels[rows], places, key=key)
 
     def data(self, split: str) -> Iterator[Batch]:
         images, labels, indices = self.stored(split)
@@ -75,6 +81,10 @@ class VmapWork(LocalWork):
         indices = getattr(self.federation, split)
         return self.of_slot([len(indices[i]) for i in self.ids])
 
+    @property
+    def steps(self) -> Tensor:
+        return self.of_slot([self.steps_of(i) for i in self.ids])
+
     def chunks(self, orders: list[np.ndarray], split: str, size: int) -> Iterator[Batch]:
         """This client's part of all clients' orders (places, [n_i] each), `size` columns at a time; shorter ones are padded."""
         images, labels, own = self.stored(split)
@@ -90,9 +100,11 @@ class VmapWork(LocalWork):
             yield Batch(images[mine], labels[mine], place[self.slot], weight, weight.sum() > 0)
 
     def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
-        orders = self.orders(phase, epochs, part)
+        orders, keys = self.orders(phase, epochs, part), self.keys(phase, epochs)
         for epoch in range(epochs):
-            yield from self.chunks([order[epoch] for order in orders], "train", self.settings.batch_size)
+            chunks = self.chunks([order[epoch] for order in orders], "train", self.settings.batch_size)
+            for step, batch in enumerate(chunks):
+                yield batch if keys is None else batch._replace(key=fold(keys[self.slot, epoch], step))
 
     def data(self, split: str) -> Iterator[Batch]:
         indices = getattr(self.federation, split)

@@ -70,8 +70,14 @@ class Simulation:
             dtype=DTYPES[config.dtype],
             device=config.device,
         )
+        if self.network.batch_norm and not self.method.fits_batch_norm:
+            raise InputError(
+                f"{self.method.name} does arithmetic on weights that running statistics of batch norm would not survive: "
+                f"use a network without batch norm, not {config.model}"
+            )
         self.settings = LocalSettings(
-            config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay
+            *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
+            keyed=self.network.dropout,
         )
         self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
         self.start = self.method.initial(self.network, config.clients, config.seed)

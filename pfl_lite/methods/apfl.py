@@ -29,6 +29,7 @@ class APFL(FedAvg):
     )
     one_model: ClassVar[bool] = False
     watched: ClassVar[tuple[str, ...]] = ("alpha",)
+    fits_batch_norm: ClassVar[bool] = False
 
     alpha: float = 0.5
     """Share of the personal model at first; 0 is FedAvg, 1 is Local."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
+from pfl_lite.models.training import is_statistic
 from pfl_lite.seeds import generator
 
 
@@ -27,7 +28,7 @@ class Batch(NamedTuple):
 
     `place` [b] counts the client's images of the split from 0. `real` [b] is 1 for images and 0 for padding; it is None where
     nothing is padded. `active` says whether the step counts at all (a client with fewer steps than the others idles); None
-    means yes.
+    means yes. `key` [] is a number of the mini-batch's own, from which dropout masks come; None where nobody asks for it.
     """
 
     x: Tensor
@@ -35,6 +36,7 @@ class Batch(NamedTuple):
     place: Tensor
     real: Tensor | None = None
     active: Tensor | None = None
+    key: Tensor | None = None
 
     def mean(self, each: Tensor) -> Tensor:
         """Mean of one number an image [b] over the batch, padding left out."""
@@ -68,8 +70,11 @@ class Work(Protocol):
     def steps(self) -> int | Tensor:
         """K, how many mini-batches its E local epochs have."""
 
+    def training(self, batch: Batch) -> Network:
+        """The network in training mode (dropout, batch norm) for one mini-batch: what losses are made of."""
+
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the plain network on a mini-batch."""
+        """Mean cross-entropy of the plain network, in training mode, on a mini-batch."""
 
     def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
         """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
@@ -171,6 +176,8 @@ class Method:
     """Every client's scored model is the global model, so that scoring it once is enough."""
     watched: ClassVar[tuple[str, ...]] = ()
     """Which parts of `state` a run keeps from round to round."""
+    fits_batch_norm: ClassVar[bool] = True
+    """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
     tuning: ClassVar[int] = 0
     """`ft_epochs` of a run of this method, unless the run says otherwise."""
 
@@ -239,7 +246,7 @@ class Method:
         """Fine-tune the scored model by plain local SGD."""
 
         def loss(w: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.predict(work.network, w, batch.x))
+            return batch.cross_entropy(self.predict(work.training(batch), w, batch.x))
 
         return work.sgd(loss, self.personal(server, client, work))
 
@@ -290,8 +297,8 @@ def flatten(params: Params) -> Tensor:
 
 
 def squared_distance(a: Params, b: Params) -> Tensor:
-    """||a - b||^2 over all tensors of `a` (a scalar)."""
-    return torch.stack([((a[name] - b[name]) ** 2).sum() for name in a]).sum()
+    """||a - b||^2 over all tensors of `a` but running statistics (a scalar)."""
+    return torch.stack([((a[name] - b[name]) ** 2).sum() for name in a if not is_statistic(name)]).sum()
 
 
 def pulled(loss: Loss, strength: float, anchor: Params) -> Loss:

@@ -62,9 +62,9 @@ class FedEM(Method):
         q = self.responsibilities(received, client, work)  # [n, M]
 
         def weighted_loss(models: Params, batch: Batch) -> Tensor:
-            share = q[batch.place]  # [b, M]
+            share, network = q[batch.place], work.training(batch)  # [b, M]
             each = [
-                F.cross_entropy(work.network(select(models, m), batch.x), batch.y, reduction="none")
+                F.cross_entropy(network(select(models, m), batch.x), batch.y, reduction="none")
                 for m in range(self.components)
             ]
             return batch.mean((share * torch.stack(each, 1)).sum(1))

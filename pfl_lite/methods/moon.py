@@ -81,7 +81,8 @@ class Moon(FedAvg):
         }
 
         def loss(w: Params, batch: Batch) -> Tensor:
-            z, near, far = (self.project(work.network, model, batch.x) for model in (w, received, previous))
+            z = self.project(work.training(batch), w, batch.x)
+            near, far = (self.project(work.network, model, batch.x) for model in (received, previous))
             pull = F.cosine_similarity(z, near) / self.temperature  # [b]
             push = F.cosine_similarity(z, far) / self.temperature  # [b]
             contrast = F.softplus(push - pull)  # -log(e^pull / (e^pull + e^push))

@@ -24,6 +24,7 @@ class PerFedAvg(FedAvg):
     name: ClassVar[str] = "perfedavg"
     about: ClassVar[str] = "a global model trained to be good after one step of adaptation"
     one_model: ClassVar[bool] = False
+    fits_batch_norm: ClassVar[bool] = False
 
     inner_lr: float = 0.01
     """a, the rate of adaptation; 0 is FedAvg."""

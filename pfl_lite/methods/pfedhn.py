@@ -27,6 +27,7 @@ class PFedHN(Method):
     name: ClassVar[str] = "pfedhn"
     about: ClassVar[str] = "a hypernetwork at the server generates every client's model from an embedding"
     watched: ClassVar[tuple[str, ...]] = ("embedding",)
+    fits_batch_norm: ClassVar[bool] = False
 
     embedding: int = 0
     """Numbers in a client's embedding; 0: 1 + N // 4."""

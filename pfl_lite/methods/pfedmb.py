@@ -36,6 +36,7 @@ class PFedMB(Method):
     name: ClassVar[str] = "pfedmb"
     about: ClassVar[str] = "shared branches in every layer, mixed by each client's own weights"
     watched: ClassVar[tuple[str, ...]] = ("alpha",)
+    fits_batch_norm: ClassVar[bool] = False
 
     branches: int = 5
     """B, the number of branches of every layer."""

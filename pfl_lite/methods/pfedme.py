@@ -37,6 +37,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     about: ClassVar[str] = "a personal model for each client, tied to the global one by a quadratic"
+    fits_batch_norm: ClassVar[bool] = False
 
     lam: float = 15.0
     """Strength lambda of the tie."""

@@ -23,6 +23,7 @@ class Scaffold(FedAvg):
 
     name: ClassVar[str] = "scaffold"
     about: ClassVar[str] = "FedAvg whose clients correct their steps by control variates"
+    fits_batch_norm: ClassVar[bool] = False
 
     weights: str = "uniform"
     """`size`: clients count by their training images; `uniform`: all the same."""
