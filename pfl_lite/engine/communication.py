@@ -11,4 +11,4 @@ from pfl_lite.models import Params
 
 def traffic(method: Method, received: Params, upload: Params) -> Tensor:
     """Floats [2] that went down to one client and up from it in one round, as the method counts its messages."""
-    return torch.stack([torch.as_tensor(method.floats(message)) for message in (received, upload)])
+    return torch.stack([torch.as_tensor(floats) for floats in method.traffic(received, upload)])

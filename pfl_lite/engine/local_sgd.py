@@ -24,7 +24,7 @@ EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a pr
 class LocalSettings:
     """How clients train: local epochs E, mini-batch size, learning rate, momentum, weight decay (torch's conventions).
 
-    `keyed`: mini-batches carry a key, because dropout asks for it.
+    `rounds`: T, of the whole run. `keyed`: mini-batches carry a key, because dropout asks for it.
     """
 
     epochs: int
@@ -32,6 +32,7 @@ class LocalSettings:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    rounds: int = 1
     keyed: bool = False
 
 
@@ -83,6 +84,26 @@ class LocalWork:
         return self.settings.epochs * -(
             -self.used(len(self.federation.train[client])) // self.settings.batch_size
         )
+
+    @property
+    def most_steps(self) -> int:
+        """The largest K of the clients that work at the same time."""
+        return max(self.steps_of(i) for i in self.ids)
+
+    @property
+    def rounds(self) -> int:
+        """T, how many rounds the run has."""
+        return self.settings.rounds
+
+    def drawn(self, purpose: str, shape: tuple[int, ...], fixed: bool) -> Tensor:
+        """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws."""
+        when = () if fixed else (self.round,)
+        numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
+        return torch.from_numpy(numbers).to(self.network.device, self.network.dtype)
+
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
+        """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
+        raise NotImplementedError
 
     def keys(self, phase: str, epochs: int) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""

@@ -33,6 +33,9 @@ class LoopWork(LocalWork):
     def steps(self) -> int:
         return self.steps_of(self.id)
 
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
+        return self.drawn(purpose, shape, fixed)[0]
+
     def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
         images, labels, own = self.stored("train")
         (orders,) = self.orders(phase, epochs, part)  # [E, n_i]
@@ -84,6 +87,9 @@ class VmapWork(LocalWork):
     @property
     def steps(self) -> Tensor:
         return self.of_slot([self.steps_of(i) for i in self.ids])
+
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
+        return self.drawn(purpose, shape, fixed)[self.slot]
 
     def chunks(self, orders: list[np.ndarray], split: str, size: int) -> Iterator[Batch]:
         """This client's part of all clients' orders (places, [n_i] each), `size` columns at a time; shorter ones are padded."""

@@ -77,7 +77,8 @@ class Simulation:
             )
         self.settings = LocalSettings(
             *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
-            keyed=self.network.dropout,
+            rounds=config.rounds,
+            keyed=self.network.dropout or self.method.keyed,
         )
         self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
         self.start = self.method.initial(self.network, config.clients, config.seed)
@@ -98,6 +99,7 @@ class Simulation:
             config.ft_epochs == config.epochs
             and config.ft_mode == "own_update"
             and type(self.method).own_update is Method.own_update
+            and type(self.method).relay is Method.relay
             and len(self.sample(1)) == config.clients
         )
         self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
@@ -120,9 +122,13 @@ class Simulation:
         if self._ahead is not None and self._ahead[0] == number:
             return self._ahead[1], self._ahead[2]
 
+        handed_on: Params | None = None
+
         def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, ...]:
-            received = self.method.download(server, client, work.id)
+            nonlocal handed_on
+            received = self.method.download(handed_on or server, client, work.id)
             upload, client = self.method.local(received, client, work)
+            handed_on = self.method.relay(server, upload)
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
             return upload, client, tuned, {"floats": traffic(self.method, received, upload)}
 
@@ -399,8 +405,9 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
 
 
 def trajectory(config: RunConfig) -> dict[str, Any]:
-    """The settings that a checkpoint must agree on; a run may be continued for more rounds than first asked for."""
-    return {name: value for name, value in config.as_dict().items() if name != "rounds"}
+    """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
+    free = () if config.method.anneals else ("rounds",)
+    return {name: value for name, value in config.as_dict().items() if name not in free}
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from pfl_lite.methods.fedamp import FedAMP
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.fedem import FedEM
 from pfl_lite.methods.fedfomo import FedFomo
+from pfl_lite.methods.fedmn import FedMN
 from pfl_lite.methods.fedper import FedPer
 from pfl_lite.methods.fedprox import FedProx
 from pfl_lite.methods.fedrep import FedRep
@@ -47,6 +48,7 @@ METHODS: dict[str, type[Method]] = {
             FedAMP,
             FedEM,
             PFedMB,
+            FedMN,
         ),
         *(Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN),
     )

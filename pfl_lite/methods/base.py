@@ -61,6 +61,12 @@ class Work(Protocol):
     network: Network
     lr: float
     """The run's learning rate eta."""
+    round: int
+    """The round's number, from 1."""
+
+    @property
+    def rounds(self) -> int:
+        """T, how many rounds the run has."""
 
     @property
     def id(self) -> int | Tensor:
@@ -69,6 +75,13 @@ class Work(Protocol):
     @property
     def steps(self) -> int | Tensor:
         """K, how many mini-batches its E local epochs have."""
+
+    @property
+    def most_steps(self) -> int:
+        """The largest K of the clients that work at the same time."""
+
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
+        """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
 
     def training(self, batch: Batch) -> Network:
         """The network in training mode (dropout, batch norm) for one mini-batch: what losses are made of."""
@@ -178,6 +191,10 @@ class Method:
     """Which parts of `state` a run keeps from round to round."""
     fits_batch_norm: ClassVar[bool] = True
     """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
+    keyed: ClassVar[bool] = False
+    """Its losses draw masks of their own from `Batch.key`."""
+    anneals: ClassVar[bool] = False
+    """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
     tuning: ClassVar[int] = 0
     """`ft_epochs` of a run of this method, unless the run says otherwise."""
 
@@ -209,6 +226,14 @@ class Method:
     def floats(self, message: Params) -> int | Tensor:
         """Floating-point numbers in one client's message; integers (cluster ids, counters) are not counted."""
         return sum(tensor.numel() for tensor in message.values() if tensor.is_floating_point())
+
+    def traffic(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
+        """Floats that go down to one client and up from it in a round."""
+        return self.floats(received), self.floats(upload)
+
+    def relay(self, server: Params, upload: Params) -> Params | None:
+        """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
+        return None
 
     # ---- which model is scored ------------------------------------------------------------------------------------
 

@@ -1,0 +1,361 @@
+"""FedMN: a pool of blocks, and a network that reads a client's data and chooses its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfl_lite.errors import InputError
+from pfl_lite.methods.base import (
+    Batch,
+    Carry,
+    Method,
+    Round,
+    Work,
+    check_at_least,
+    check_choice,
+    check_positive,
+    pack,
+    select,
+    stack,
+    unpack,
+)
+from pfl_lite.methods.weighted_mean import weighted_mean
+from pfl_lite.models import Network, Params
+from pfl_lite.models.modular import activity, decisions, in_use, safety_path, through_blocks
+from pfl_lite.models.multi_branch import stack_branches
+from pfl_lite.models.network import Predictor, layers_of
+from pfl_lite.models.training import fold
+from pfl_lite.seeds import generator
+
+if TYPE_CHECKING:
+    from pfl_lite.engine.config import RunConfig
+
+
+@dataclass(frozen=True)
+class FedMN(Method):
+    """Wang et al. (2022), algorithm 1: a router reads all training images and labels and says which blocks a client uses.
+
+    A round: logit Pi = the router's mean output (eqs. 9-10), one V from the binary concrete distribution (eq. 5), local SGD on
+    encoders, router and the active blocks, and means over the clients that used a block. Where the paper is silent or
+    contradicts itself: bits are hard and the router learns straight through them; the noise is drawn once a round, the
+    gradient's logits come from the mini-batch; a link from an inactive block is void; where nothing would reach the output the
+    likeliest link is switched on; block means are normalised (as printed, a block that not everybody uses shrinks); clients
+    work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. Chapter: *Modular networks*.
+    """
+
+    name: ClassVar[str] = "fedmn"
+    about: ClassVar[str] = (
+        "a pool of blocks; a network reads a client's data and chooses which of them it uses"
+    )
+    watched: ClassVar[tuple[str, ...]] = ("logits", "active")
+    keyed: ClassVar[bool] = True
+    anneals: ClassVar[bool] = True
+
+    blocks: str = "2x2x2"
+    """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
+    encoder_width: int = 512
+    """Outputs of an encoder."""
+    width: int = 256
+    """Outputs of a hidden block."""
+    router_width: int = 128
+    """d_x, outputs of the router's image encoder."""
+    label_width: int = 64
+    """d_y, outputs of the router's label encoder."""
+    dropout: float = 0.5
+    """Share of a hidden block's outputs that training removes."""
+    gate: str = "st"
+    """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
+    aggregation: str = "normalized"
+    """Of blocks: `normalized` (by the sizes of their users), `literal` (as printed), `delta` (of changes), `code` (no sizes)."""
+    schedule: str = "parallel"
+    """`parallel`: all start from the server's model; `sequential`: a client starts from what the one before it sent."""
+    infer: str = "threshold"
+    """Bits for scoring: `threshold`: 1[Pi > 1/2]; `last_sample`: those of the client's last round."""
+    routing: str = "learned"
+    """`learned`; `random`: fair bits, drawn once a client; `all`: every bit is 1. The last two have no router."""
+    tau_start: float = 1.0
+    """Temperature in the first round."""
+    tau_end: float = 0.1
+    """Temperature in the last; it falls exponentially."""
+    pretrain: int = 0
+    """Rounds of FedAvg on the plain network, whose layers below the last then start every encoder."""
+
+    def __post_init__(self) -> None:
+        sizes = self.blocks.split("x")
+        if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
+            raise InputError(
+                "fedmn: blocks must be two or more whole numbers above 0, one a layer, such as 2x2x2, "
+                f"not '{self.blocks}'"
+            )
+        check_at_least(
+            self.name, encoder_width=(self.encoder_width, 1), width=(self.width, 1), pretrain=(self.pretrain, 0),
+            router_width=(self.router_width, 1), label_width=(self.label_width, 1), dropout=(self.dropout, 0),
+        )  # fmt: skip
+        if self.dropout >= 1:
+            raise InputError(f"fedmn: dropout must be below 1, not {self.dropout}")
+        check_positive(self.name, tau_start=self.tau_start, tau_end=self.tau_end)
+        check_choice(
+            self.name,
+            gate=(self.gate, ("st", "soft", "sample")),
+            aggregation=(self.aggregation, ("normalized", "literal", "delta", "code")),
+            schedule=(self.schedule, ("parallel", "sequential")),
+            infer=(self.infer, ("threshold", "last_sample")),
+            routing=(self.routing, ("learned", "random", "all")),
+        )
+
+    def check_run(self, run: RunConfig) -> str | None:
+        if run.rounds <= self.pretrain:
+            raise InputError(f"fedmn: rounds must be more than pretrain ({self.pretrain}), not {run.rounds}")
+        if self.schedule == "sequential" and run.resolved().engine == "vmap":
+            raise InputError("fedmn: schedule sequential needs clients one after another: use --engine loop")
+        return None
+
+    # ---- the parts -------------------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """n_1, ..., n_L."""
+        return tuple(int(size) for size in self.blocks.split("x"))
+
+    @property
+    def learned(self) -> bool:
+        """Whether there is a router."""
+        return self.routing == "learned"
+
+    @property
+    def selective(self) -> bool:
+        """Whether only active blocks travel: soft gates and gates drawn for every mini-batch may need each."""
+        return self.gate == "st" or not self.learned
+
+    def initial(self, network: Network, clients: int, seed: int) -> Params:
+        plain, (encoders, *numbers) = network.init(seed), self.layers
+        like, total = next(iter(plain.values())), decisions(self.layers)
+        classes = len(plain[f"{network.last}.weight"])
+        encoder = network.resized(self.encoder_width)
+        start = pack("encoder", stack_branches([encoder.init(seed, copy=j) for j in range(encoders)]))
+        inputs = self.encoder_width
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "blocks and router").integers(2**62)))
+            for layer, number in enumerate(numbers, 2):
+                outputs = classes if layer == len(self.layers) else self.width
+                start[f"block{layer}/weight"] = 0.01 * torch.randn(number, outputs, inputs)
+                start[f"block{layer}/bias"] = torch.zeros(number, outputs)
+                inputs = outputs
+            if self.learned:
+                start |= pack("router/x", network.resized(self.router_width).init(seed, copy=encoders))
+                linear = {
+                    "y": nn.Linear(classes, self.label_width),
+                    "out": nn.Linear(self.router_width + self.label_width, total),
+                }
+                start |= {
+                    f"router/{name}/{part}": t.detach()
+                    for name, module in linear.items()
+                    for part, t in module.named_parameters()
+                }
+        start |= pack("plain", plain) if self.pretrain else {}
+        return {name: tensor.to(like) for name, tensor in start.items()}
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        like, total = next(iter(start.values())), decisions(self.layers)
+        state = {"logits": like.new_zeros(total), "bits": like.new_zeros(total)}
+        state |= {
+            "active": like.new_zeros(sum(self.layers[1:])),
+            "safety": like.new_zeros((), dtype=torch.int64),
+        }
+        return start, stack(state, clients)
+
+    def forward(
+        self,
+        network: Network,
+        model: Params,
+        x: Tensor,
+        gates: Tensor,
+        active: list[Tensor],
+        batch: Batch | None,
+    ) -> Tensor:
+        """Logits [b, K] under gates [E]; in training mode if a mini-batch is given."""
+        encoder, of_all = network.resized(self.encoder_width), unpack("encoder", model)
+        h = []
+        for j in range(self.layers[0]):  # every encoder has its own dropout masks
+            mode = encoder if batch is None else encoder.training(fold(batch.key, j), batch.real)  # type: ignore[arg-type]
+            h.append(mode(select(of_all, j), x).relu())  # [b, encoder_width]
+        key = None if batch is None else fold(batch.key, self.layers[0] + 1)  # type: ignore[arg-type]
+        return through_blocks(model, torch.stack(h), gates, active, rate=self.dropout, key=key)
+
+    def route(self, network: Network, model: Params, batch: Batch) -> Tensor:
+        """The router's outputs [b, E] for images and labels; `network` encodes the images."""
+        router = unpack("router", model)
+        labels = (
+            torch.arange(router["y/weight"].shape[1], device=batch.y.device) == batch.y[:, None]
+        )  # [b, K]
+        h_x = network(unpack("x", router), batch.x)  # [b, d_x]
+        h_y = F.linear(labels.to(h_x), router["y/weight"], router["y/bias"])  # [b, d_y]
+        z = torch.cat([F.normalize(h, dim=1, eps=1e-12).relu() for h in (h_x, h_y)], 1)
+        return F.linear(z, router["out/weight"], router["out/bias"])
+
+    def batch_logits(self, model: Params, work: Work, batch: Batch) -> Tensor:
+        """The router's mean output [E] over a mini-batch, in training mode."""
+        network = work.network.resized(self.router_width)
+        assert batch.key is not None
+        each = self.route(network.training(fold(batch.key, self.layers[0]), batch.real), model, batch)
+        if batch.real is None:
+            return each.mean(0)
+        return batch.real @ each / batch.real.sum().clamp_min(1)
+
+    def decide(self, model: Params, work: Work, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+        """logit Pi [E] of this client, its bits [E] = 1[v > 1/2] (without noise 1[Pi > 1/2]), and switches of the safety path."""
+        total, like = decisions(self.layers), next(iter(model.values()))
+        scores, bits = like.new_zeros(total), like.new_ones(total)
+        if self.routing == "random":
+            bits = (work.uniform("fixed routes", (total,), fixed=True) > 0.5).to(like)
+        if self.learned:
+            network = work.network.resized(self.router_width)
+            scores = work.train_mean(torch.cat([self.route(network, model, b) for b in work.data("train")]))
+            bits = (scores + noise > 0).to(like)
+        return scores, *safety_path(bits, scores, self.layers)
+
+    # ---- a round ---------------------------------------------------------------------------------------------------
+
+    def temperature(self, work: Work) -> float:
+        """tau_t of the rounds after pre-training; fine-tuning has the last one's."""
+        rounds = work.rounds - self.pretrain
+        t = min(work.round - 1 - self.pretrain, rounds - 1)
+        return self.tau_start * (self.tau_end / self.tau_start) ** (t / max(rounds - 1, 1))
+
+    def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        return pack("plain", unpack("plain", server)) or server
+
+    def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        if plain := unpack("plain", received):
+            return pack("plain", work.sgd(work.loss, plain)), client
+        sample, tau = self.learned and self.gate == "sample", self.temperature(work)
+        draws = work.uniform("gates", (work.most_steps if sample else 1, decisions(self.layers)))
+        noise = draws.log() - (-draws).log1p()  # [steps or 1, E]
+        scores, bits, switches = self.decide(received, work, noise[0])
+
+        def one_batch(carry: Carry, batch: Batch) -> Carry:
+            w, velocity, now = carry
+            bits, eps = now["bits"], noise[now["step"] if sample else 0]
+            now = now | {"step": now["step"] + 1}
+            if sample:
+                logits = self.batch_logits(w, work, batch)
+                bits, switched = safety_path((logits + eps > 0).to(logits), logits, self.layers)
+                now |= {"bits": bits, "safety": now["safety"] + switched}
+            active = activity(bits if self.gate != "soft" else torch.ones_like(bits), self.layers)
+
+            def loss(w: Params, batch: Batch) -> Tensor:
+                gates = bits
+                if self.learned:
+                    v = ((eps + self.batch_logits(w, work, batch)) / tau).sigmoid()  # eq. 5
+                    gates = v if self.gate == "soft" else bits + (v - v.detach())
+                return batch.cross_entropy(self.forward(work.network, w, batch.x, gates, active, batch))
+
+            return *work.descend(w, velocity, work.grad(loss, w, batch)), now
+
+        now = {"bits": bits, "step": torch.zeros_like(switches), "safety": client["safety"]}
+        now["safety"] = now["safety"] + (0 if sample else switches)
+        trained, _, now = work.scan(one_batch, (received, work.still(received), now))
+        used = in_use(now["bits"], self.layers) if self.selective else torch.ones_like(client["active"])
+        state = {"logits": scores, "bits": now["bits"], "active": used, "safety": now["safety"]}
+        return self.where_used(used, trained, received) | {"active": used}, state
+
+    def by_layer(self, used: Tensor) -> dict[str, Tensor]:
+        """The columns [..., n_l] of a tensor [..., n_2 + ... + n_L], by layer."""
+        parts = used.split(self.layers[1:], -1)
+        return {f"block{layer}": part for layer, part in enumerate(parts, 2)}
+
+    def where_used(self, used: Tensor, new: Mapping[str, Tensor], old: Params) -> Params:
+        """The new parameters, with the old ones of blocks that were not used (weight decay would move them)."""
+        rows = {
+            f"{block}/{p}": part for block, part in self.by_layer(used).items() for p in ("weight", "bias")
+        }
+        shaped = {name: part.reshape(-1, *[1] * (old[name].dim() - 1)) for name, part in rows.items()}
+        return {k: torch.where(shaped[k] > 0, new[k], w) if k in shaped else new[k] for k, w in old.items()}
+
+    def traffic(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
+        """Encoders, router and the blocks in use, down (once the router has come and decided) and up."""
+        if "active" not in upload:
+            return super().traffic(received, upload)
+        blocks = self.by_layer(upload["active"])
+        floats = self.floats({k: t for k, t in received.items() if k.partition("/")[0] not in blocks})
+        for block, used in blocks.items():
+            floats = floats + used.long().sum() * (self.floats(unpack(block, received)) // len(used))
+        return floats, floats
+
+    def relay(self, server: Params, upload: Params) -> Params | None:
+        if self.schedule == "parallel" or "active" not in upload:
+            return None
+        return self.where_used(upload["active"], upload, server)
+
+    def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        if plain := unpack("plain", uploads):
+            plain = weighted_mean(plain, round.sizes, unpack("plain", server))
+            return (
+                server | pack("plain", plain) if round.number < self.pretrain else self.planted(server, plain)
+            )
+        blocks = self.by_layer(uploads["active"])
+        kept = self.aggregation in ("normalized", "delta")
+        new: Params = {}
+        for name, old in server.items():
+            used = blocks.get(name.partition("/")[0])  # [S, n_l]
+            if used is None:
+                new |= weighted_mean({name: uploads[name]}, round.sizes, server)
+                continue
+            weights = used if self.aggregation == "code" else round.sizes[:, None] * used
+            before = old if kept else torch.zeros_like(old)
+            mean = weighted_mean({name: uploads[name]}, weights, {name: before})[name]
+            if self.aggregation in ("literal", "delta"):
+                rho = (weights.double().sum(0) / round.sizes.sum()).to(old)  # [n_l], the share of its users
+                rho = rho.reshape(-1, *[1] * (old.dim() - 1))
+                mean = rho * mean if self.aggregation == "literal" else old + rho * (mean - old)
+            new[name] = mean
+        return new
+
+    def planted(self, server: Params, plain: Params) -> Params:
+        """The modules at the end of pre-training: every encoder has the plain network's layers below its last."""
+        *below, _ = layers_of(plain).values()
+        body = {name: plain[name] for layer in below for name in layer}
+        grown = pack("encoder", {name: w.expand_as(server[f"encoder/{name}"]) for name, w in body.items()})
+        grown |= pack("router/x", body) if self.learned else {}
+        return {name: grown.get(name, w) for name, w in server.items() if not name.startswith("plain/")}
+
+    # ---- which model is scored -------------------------------------------------------------------------------------
+
+    def personal(self, server: Params, client: Params, work: Work) -> Params:
+        if plain := unpack("plain", server):
+            return pack("plain", plain)
+        _, bits, _ = self.decide(server, work)
+        if self.infer == "last_sample":
+            bits = torch.where(client["active"].sum() > 0, client["bits"], bits)  # if there was one
+        return server | {"bits": bits}
+
+    def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
+        if plain := unpack("plain", model):
+            return network(plain, x)
+        return self.forward(network, model, x, model["bits"], activity(model["bits"], self.layers), None)
+
+    def to_module(self, network: Network, model: Params) -> nn.Module:
+        return Predictor(network, self.predict, model)
+
+    def after_local(self, upload: Params, client: Params) -> Params:
+        if "active" not in upload:
+            return upload
+        return {name: w for name, w in upload.items() if name != "active"} | {"bits": client["bits"]}
+
+    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
+        model = self.personal(server, client, work)
+        if "bits" not in model:
+            return super().plain_sgd(server, client, work)
+        active = activity(model["bits"], self.layers)
+        fixed = {k: w for k, w in model.items() if k == "bits" or k.startswith("router/")}
+
+        def loss(w: Params, batch: Batch) -> Tensor:
+            return batch.cross_entropy(self.forward(work.network, w, batch.x, model["bits"], active, batch))
+
+        return fixed | work.sgd(loss, {k: w for k, w in model.items() if k not in fixed})
