@@ -252,6 +252,14 @@ def run(
     unseen: Annotated[int, typer.Option(help="clients held out of training and scored as newcomers")] = 0,
     val_fraction: Validation = 0.2,
     seed: Seed = 0,
+    ft_lr: Annotated[float | None, typer.Option(help="learning rate of fine-tuning [--lr]")] = None,
+    ft_momentum: Annotated[float | None, typer.Option(help="momentum of fine-tuning [--momentum]")] = None,
+    ft_weight_decay: Annotated[
+        float | None, typer.Option(help="weight decay of fine-tuning [--weight-decay]")
+    ] = None,
+    ft_batch_size: Annotated[
+        int | None, typer.Option(help="images a mini-batch of fine-tuning [--batch-size]")
+    ] = None,
     engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
@@ -284,7 +292,8 @@ def run(
         "data": data, "model": model, "partition": partition, "clients": clients, "rounds": rounds, "epochs": epochs,
         "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
-        "seed": seed, "engine": engine, "device": device, "dtype": dtype,
+        "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
+        "ft_batch_size": ft_batch_size, "engine": engine, "device": device, "dtype": dtype,
         "eval_every": eval_every,
     }  # fmt: skip
     if "method" in own:

@@ -93,6 +93,27 @@ def test_fine_tuning_that_is_the_next_round_s_work_is_done_once_and_exactly(
     assert same(by_itself.tuned_models(), ahead.scored_models(), 0)
 
 
+OTHER_TUNING = {"ft_lr": 0.02, "ft_momentum": 0.7, "ft_weight_decay": 0.05, "ft_batch_size": 16}
+
+
+@pytest.mark.parametrize("names", [(name,) for name in OTHER_TUNING] + [tuple(OTHER_TUNING)])
+def test_fine_tuning_has_its_own_sgd_and_training_keeps_the_run_s(
+    federation: Any, names: tuple[str, ...]
+) -> None:
+    common = {"model": "linear", "epochs": 1, "ft_epochs": 1, "momentum": 0.5}
+    plain = train("fedavg", federation, **common)
+    sim = train("fedavg", federation, **common, **{name: OTHER_TUNING[name] for name in names})
+    assert same(sim.server, plain.server, 0)
+    assert not same(sim.scored_models(), plain.scored_models(), 1e-6)
+    # the same as a run that goes on from there under those settings
+    onward = simulation(
+        federation, **common | {name.removeprefix("ft_"): OTHER_TUNING[name] for name in names}
+    )
+    onward.server, onward.round = sim.server, sim.round
+    (_, _, models), _ = onward.local_work(3, onward.everyone)
+    assert same(sim.scored_models(), models, 0)
+
+
 def test_same_configuration_same_numbers_and_another_seed_others(federation: Any) -> None:
     a, b = train("fedavg", federation), train("fedavg", federation)
     assert same(a.server, b.server, 0)
@@ -227,6 +248,14 @@ def test_saved_models_load_into_plain_torch(federation: Any, tmp_path: Path) -> 
         ({"engine": "jit"}, "engine must be one of loop, vmap, auto"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64"),
         ({"ft_every": 2}, "ft_every must be 0 unless"),
+        ({"ft_lr": 0.1}, "ft_lr must be left out unless ft_epochs is positive, not 0.1"),
+        ({"ft_epochs": 1, "ft_lr": 0}, "ft_lr must be positive"),
+        ({"ft_epochs": 1, "ft_lr": "slow"}, "ft_lr must be a number"),
+        ({"ft_epochs": 1, "ft_momentum": 1}, "ft_momentum must be below 1"),
+        ({"ft_epochs": 1, "ft_weight_decay": -1}, "ft_weight_decay must be 0 or more"),
+        ({"ft_epochs": 1, "ft_batch_size": 0}, "ft_batch_size must be 1 or more"),
+        ({"ft_epochs": 1, "ft_batch_size": 1.5}, "ft_batch_size must be a whole number"),
+        ({"rounds": None}, "rounds must be a whole number"),
         ({"mo": 1}, "unknown setting of fedavg 'mo'"),
     ],
 )

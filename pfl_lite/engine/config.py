@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +13,15 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
 from pfl_lite.methods.base import check_choice
 
+SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("batch_size", lambda value: value >= 1, "1 or more"),
+    ("lr", lambda value: value > 0, "positive"),
+    ("momentum", lambda value: value >= 0, "0 or more"),
+    ("momentum", lambda value: value < 1, "below 1"),
+    ("weight_decay", lambda value: value >= 0, "0 or more"),
+)
+"""What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
+TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in SGD_BOUNDS))
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -53,6 +63,14 @@ class RunConfig:
     """Epochs of fine-tuning after the last round; 0 scores the method's own models."""
     ft_mode: str = "own_update"
     """`own_update`: the method's client routine once more; `plain_sgd`: SGD on the scored model."""
+    ft_lr: float | None = None
+    """Learning rate of fine-tuning (None: the run's own)."""
+    ft_momentum: float | None = None
+    """Momentum of fine-tuning (None: the run's own)."""
+    ft_weight_decay: float | None = None
+    """Weight decay of fine-tuning (None: the run's own)."""
+    ft_batch_size: int | None = None
+    """Images a mini-batch of fine-tuning (None: the run's own)."""
     ft_every: int = 0
     """Also score fine-tuned models every so many rounds (0: only after the last)."""
     eval_every: int = 1
@@ -65,12 +83,17 @@ class RunConfig:
     """`float32` or `float64`."""
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "epochs", "batch_size", "eval_every"):
+        for name in ("clients", "rounds", "epochs", "eval_every"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("momentum", "weight_decay", "unseen", "seed", "ft_epochs", "ft_every"):
+        for name in ("unseen", "seed", "ft_epochs", "ft_every"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
-        self._check("lr", self.lr > 0, "positive")
-        self._check("momentum", self.momentum < 1, "below 1")
+        for prefix in ("", "ft_"):
+            for name, right, wanted in SGD_BOUNDS:
+                value = getattr(self, prefix + name)
+                self._check(prefix + name, value is None or right(value), wanted)
+        for name in TUNING:
+            idle = getattr(self, name) is None or self.ft_epochs > 0
+            self._check(name, idle, "left out unless ft_epochs is positive")
         self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
         self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
         self._check("val_fraction", 0 <= self.val_fraction < 1, "in [0, 1)")
@@ -110,17 +133,22 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     Raises:
         InputError: an unknown method or setting, a value of the wrong type or out of range.
     """
-    kinds = {f.name: type(f.default) for f in fields(RunConfig) if f.name != "method"}
+    names = {"int": int, "float": float, "str": str, "bool": bool}
+    kinds = {f.name: names[str(f.type).split(" ")[0]] for f in fields(RunConfig) if f.name != "method"}
     own = {name: value for name, value in settings.items() if name not in kinds}
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
-        valid = [*(f.name for f in fields(kind)), "ft_epochs", "ft_mode", "ft_every"]
+        valid = [*(f.name for f in fields(kind)), *(name for name in kinds if name.startswith("ft_"))]
         raise unknown(f"setting of {kind.name}", sorted(strange)[0], valid)
     if isinstance(method, str):
         method = make_method(method, **own)
     elif own:
         method = replace(method, **convert_settings(type(method), own))
-    run = {name: convert(name, value, kinds[name]) for name, value in settings.items() if name in kinds}
+    run = {
+        name: convert(name, value, kinds[name])
+        for name, value in settings.items()
+        if name in kinds and not (value is None and name in TUNING)
+    }
     config = RunConfig(method=method, **({"ft_epochs": method.tuning} | run))
     if advice := method.check_run(config):
         warnings.warn(advice, stacklevel=2)

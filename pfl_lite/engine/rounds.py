@@ -23,7 +23,7 @@ from tqdm import tqdm
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.engine.communication import traffic
-from pfl_lite.engine.config import DTYPES, RunConfig, make_config
+from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config
 from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, PerClient
@@ -96,7 +96,7 @@ class Simulation:
         )
         self._tuned: Params | None = None  # of this round
         self.tuning_is_next_round = (
-            config.ft_epochs == config.epochs
+            self.tuning == self.settings
             and config.ft_mode == "own_update"
             and type(self.method).own_update is Method.own_update
             and type(self.method).relay is Method.relay
@@ -188,11 +188,18 @@ class Simulation:
         """The clients' own state as a reader may want to see it, stacked [N, ...] (pFedMB's alpha, IFCA's clusters, ...)."""
         return self.method.state(self.server, self.clients)
 
+    @property
+    def tuning(self) -> LocalSettings:
+        """How clients fine-tune: as they train, where the run says nothing else."""
+        own = {name.removeprefix("ft_"): getattr(self.config, name) for name in TUNING}
+        given = {name: value for name, value in own.items() if value is not None}
+        return replace(self.settings, epochs=self.config.ft_epochs, **given)
+
     def tuned_models(self) -> Params:
         """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
 
-        Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same number of
-        epochs and the method's own update, it is the local work of the next round, which is then done only once.
+        Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same settings
+        and the method's own update, it is the local work of the next round, which is then done only once.
         """
         if self.tuning_is_next_round:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
@@ -200,14 +207,13 @@ class Simulation:
         method, config = self.method, self.config
         tune = method.own_update if config.ft_mode == "own_update" else method.plain_sgd
         started = time.perf_counter()
-        settings = replace(self.settings, epochs=config.ft_epochs)
         tuned = self.map(
             lambda server, client, work: (tune(server, client, work),),
             self.server,
             self.arrived(),
             self.everyone,
             self.round + 1,
-            settings,
+            self.tuning,
         )[0]
         self.training_seconds += time.perf_counter() - started
         return tuned
