@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,16 +106,18 @@ class LocalWork:
         """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
         raise NotImplementedError
 
-    def keys(self, phase: str, epochs: int) -> Tensor | None:
+    def keys(self, phase: str, epochs: int | None) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
         if not self.settings.keyed:
             return None
+        epochs = self.settings.epochs if epochs is None else epochs
         streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
         return torch.from_numpy(keys).to(self.federation.images.device)
 
-    def orders(self, phase: str, epochs: int, part: str) -> list[np.ndarray]:
+    def orders(self, phase: str, epochs: int | None, part: str) -> list[np.ndarray]:
         """Places in the clients' training images, [E, n_i] for each of `ids`, in the order in which a phase visits them."""
+        epochs = self.settings.epochs if epochs is None else epochs
         orders = []
         for i in self.ids:
             samples = len(self.federation.train[i])
@@ -132,8 +135,10 @@ class LocalWork:
             return data.test_images, data.test_labels, data.test
         return data.images, data.labels, data.val if split == "val" else data.train
 
-    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
-        """The training mini-batches of some local epochs, in this phase's order."""
+    def passes(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterator[Iterator[Batch]]:
+        """The training mini-batches of some local epochs in this phase's order, epoch by epoch."""
         raise NotImplementedError
 
     def data(self, split: str) -> Iterator[Batch]:
@@ -164,13 +169,22 @@ class LocalWork:
         part: str = "all",
     ) -> Carry:
         """The one training loop: `carry = step(carry, batch)` over the mini-batches of some local epochs."""
-        passes = self.settings.epochs if epochs is None else epochs
         phases = (phase,) if isinstance(phase, str) else phase
-        for batches in zip(*(self.batches(name, passes, part) for name in phases), strict=True):
+        streams = (self.passes(name, epochs, part) for name in phases)
+        return self.fold(step, carry, *(itertools.chain.from_iterable(stream) for stream in streams))
+
+    def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+        """`carry = step(carry, batch)` over given mini-batches; steps of padding alone leave it as it is."""
+        for batches in zip(*streams, strict=True):
             new = step(carry, *batches)
             active = batches[0].active
             carry = new if active is None else keep_idle(active, new, carry)
         return carry
+
+    def fixed(self, function: Callable[[Tensor], Tensor]) -> Callable[[Batch], Tensor]:
+        """`function(x)` [b, ...] of a training mini-batch, computed once for every image (see `Work`)."""
+        known = torch.cat([function(batch.x) for batch in self.data("train")])  # [n, ...]
+        return lambda batch: known[batch.place]
 
     def descend(
         self,

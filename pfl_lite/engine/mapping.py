@@ -36,15 +36,20 @@ class LoopWork(LocalWork):
     def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
         return self.drawn(purpose, shape, fixed)[0]
 
-    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
+    def passes(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterator[Iterator[Batch]]:
+        (orders,), keys = self.orders(phase, epochs, part), self.keys(phase, epochs)  # [E, n_i], [1, E]
+        for epoch, order in enumerate(torch.from_numpy(orders).to(self.federation.images.device)):
+            yield self.in_order(order, None if keys is None else keys[0, epoch])
+
+    def in_order(self, order: Tensor, key: Tensor | None) -> Iterator[Batch]:
+        """Mini-batches of places [n_i] in the client's training images, with keys folded from that of the epoch."""
         images, labels, own = self.stored("train")
-        (orders,) = self.orders(phase, epochs, part)  # [E, n_i]
-        mine, keys = own[self.id], self.keys(phase, epochs)
-        for epoch, order in enumerate(torch.from_numpy(orders).to(images.device)):
-            for step, places in enumerate(order.split(self.settings.batch_size)):
-                rows = mine[places]
-                key = None if keys is None else fold(keys[0, epoch], step)
-                yield Batch(images[rows], labels[rows], places, key=key)
+        mine = own[self.id]
+        for step, places in enumerate(order.split(self.settings.batch_size) if len(order) else ()):
+            rows = mine[places]
+            yield Batch(images[rows], labels[rows], places, key=None if key is None else fold(key, step))
 
     def data(self, split: str) -> Iterator[Batch]:
         images, labels, indices = self.stored(split)
@@ -105,12 +110,17 @@ class VmapWork(LocalWork):
             mine, weight = row[self.slot], mask[self.slot].to(images.dtype)  # [b] of this client
             yield Batch(images[mine], labels[mine], place[self.slot], weight, weight.sum() > 0)
 
-    def batches(self, phase: str, epochs: int, part: str) -> Iterator[Batch]:
-        orders, keys = self.orders(phase, epochs, part), self.keys(phase, epochs)
-        for epoch in range(epochs):
-            chunks = self.chunks([order[epoch] for order in orders], "train", self.settings.batch_size)
-            for step, batch in enumerate(chunks):
-                yield batch if keys is None else batch._replace(key=fold(keys[self.slot, epoch], step))
+    def passes(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterator[Iterator[Batch]]:
+        keys = self.keys(phase, epochs)  # [S, E]
+        for epoch, orders in enumerate(zip(*self.orders(phase, epochs, part), strict=True)):  # [n_i] each
+            yield self.in_order(list(orders), None if keys is None else keys[self.slot, epoch])
+
+    def in_order(self, orders: list[np.ndarray], key: Tensor | None) -> Iterator[Batch]:
+        """Mini-batches of all clients' places, with keys folded from those of the epoch."""
+        for step, batch in enumerate(self.chunks(orders, "train", self.settings.batch_size)):
+            yield batch if key is None else batch._replace(key=fold(key, step))
 
     def data(self, split: str) -> Iterator[Batch]:
         indices = getattr(self.federation, split)

@@ -7,7 +7,7 @@ loops over clients, never draws a random number for a batch, and never sees anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -132,6 +132,20 @@ class Work(Protocol):
         part: str = "all",
     ) -> Carry:
         """`carry = step(carry, batch)` over the mini-batches of local training: the loop under `follow` and `sgd`."""
+
+    def passes(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterator[Iterator[Batch]]:
+        """The mini-batches that `scan` goes through, epoch by epoch; a `part` may also be `gate`, the quarter beside `per`."""
+
+    def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+        """`carry = step(carry, batch)` over the mini-batches of one epoch, for methods that train two things in turns."""
+
+    def fixed(self, function: Callable[[Tensor], Tensor]) -> Callable[[Batch], Tensor]:
+        """`function(x)` [b, ...] of a training mini-batch, for what does not change while the client trains.
+
+        It is computed once for every training image, and looked up by the image's place.
+        """
 
     def descend(self, params: Params, velocity: Params, gradient: Params) -> tuple[Params, Params]:
         """One step of the run's SGD: the new parameters and momentum buffers, which start as `still(params)`."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfl_lite.methods.base import Batch, Work, check_choice
 from pfl_lite.methods.fedavg import FedAvg
-from pfl_lite.methods.split import layers_from
+from pfl_lite.methods.split import Cut
 from pfl_lite.models import Network, Params
 
 
@@ -35,18 +35,22 @@ class PFLFB(FedAvg):
         super().__post_init__()
         check_choice(self.name, part=(self.part, ("all", "per")))
 
+    def cut(self, network: Network) -> Cut:
+        """The network cut below `head`; raises InputError for a layer that does not exist."""
+        return Cut(network, self.head, f"{self.name}: head")
+
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
-        layers_from(network, self.head, f"{self.name}: head")  # refuses a layer that does not exist
+        self.cut(network)
         return super().init(start, network, clients)
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        tuned = layers_from(work.network, self.head, f"{self.name}: head")
-        base = {name: tensor for name, tensor in server.items() if name not in tuned}
+        cut = self.cut(work.network)
+        read = cut.reader(work, server)
 
         def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return work.loss(base | head, batch)
+            return batch.cross_entropy(cut.above(server | head, read(batch)))
 
-        head = {name: tensor for name, tensor in server.items() if name in tuned}
+        head = {name: tensor for name, tensor in server.items() if name in cut.head}
         return server | work.sgd(loss_of_head, head, part=self.part)
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method, Work, stack
+from pfl_lite.methods.base import Batch, Method, Work, stack
 from pfl_lite.models import Network, Params
 
 
@@ -28,6 +31,30 @@ def layers_from(network: Network, cut: str, what: str) -> set[str]:
         raise InputError(f"{what} must be one of {', '.join([*places, *layers])}, not '{cut}'")
     first = places[cut] if cut in places else layers.index(cut)
     return {name for layer in layers[first:] for name in network.layers[layer]}
+
+
+class Cut:
+    """A network cut in two, of which the head tunes and the base stays; arguments as in `layers_from`.
+
+    Where the head is all that follows the convolutions, what it reads does not change while it tunes: it is computed once for
+    every image. Elsewhere the whole network runs for every mini-batch.
+    """
+
+    def __init__(self, network: Network, cut: str, what: str) -> None:
+        self.network, self.head = network, layers_from(network, cut, what)
+        self.dense = self.head == layers_from(network, "dense", what)
+
+    def below(self, params: Params, x: Tensor) -> Tensor:
+        """What `above` reads: the activations [b, d] below a dense head, else the images themselves."""
+        return self.network.extract(params, x) if self.dense else x
+
+    def above(self, params: Params, read: Tensor) -> Tensor:
+        """Logits [b, K] from what `below` gives."""
+        return self.network.classify(params, read) if self.dense else self.network(params, read)
+
+    def reader(self, work: Work, params: Params) -> Callable[[Batch], Tensor]:
+        """`below` of a training mini-batch, under parameters whose base does not change."""
+        return work.fixed(lambda x: self.below(params, x)) if self.dense else lambda batch: batch.x
 
 
 @dataclass(frozen=True)

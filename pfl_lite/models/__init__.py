@@ -87,4 +87,4 @@ def make_network(
     if spec.size is not None and size != spec.size:
         raise InputError(f"model '{name}' takes {spec.size}x{spec.size} images, but these are {size}x{size}")
     build = partial(spec.module, channels, size, classes)
-    return Network(name, build, dtype=dtype, device=device)
+    return Network(name, build, dtype=dtype, device=device, shape=(channels, size, size))

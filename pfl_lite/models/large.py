@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
+from pfl_lite.models.network import Parts
 
 
-class VGG16(nn.Module):
+class VGG16(Parts):
     """VGG-16 for 32 x 32 images (configuration D, no batch norm): 13 convolutions, then 512 -> 512 -> 512 -> classes.
 
     Parameters: 15,245,130 (3 channels, 10 classes). Dropout 0.5 before each of the two hidden layers. Convolutions start from
@@ -37,17 +38,21 @@ class VGG16(nn.Module):
         self.fc2 = nn.Linear(512, 512)
         self.fc3 = nn.Linear(512, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 512] of images [b, C, 32, 32]."""
-        x = F.relu(self.fc1(self.dropout1(self.body(x).flatten(1))))  # [b, 512]
-        return F.relu(self.fc2(self.dropout2(x)))  # [b, 512]
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, 32, 32], flattened: [b, 512]."""
+        return self.body(x).flatten(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, 32, 32]."""
-        return self.fc3(self.features(x))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 512]."""
+        a = F.relu(self.fc1(self.dropout1(a)))  # [b, 512]
+        return F.relu(self.fc2(self.dropout2(a)))
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        return self.fc3(self.hidden(a))
 
 
-class FemnistCNN(nn.Module):
+class FemnistCNN(Parts):
     """Two 5 x 5 convolutions (32, 64 filters) and a hidden layer of 2048 for 28 x 28 images, as FedEM and FedMN use it.
 
     Parameters: 2,278,334 (1 channel, 62 classes).
@@ -61,18 +66,22 @@ class FemnistCNN(nn.Module):
         self.fc1 = nn.Linear(64 * side * side, 2048)
         self.fc2 = nn.Linear(2048, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 2048] of images [b, C, 28, 28]."""
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, 28, 28], flattened: [b, 1024]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 32, 12, 12]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 64, 4, 4]
-        return F.relu(self.fc1(x.flatten(1)))  # [b, 2048]
+        return x.flatten(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, 28, 28]."""
-        return self.fc2(self.features(x))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 2048]."""
+        return F.relu(self.fc1(a))
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        return self.fc2(self.hidden(a))
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(Parts):
     """torchvision's MobileNet-V2: inverted residual blocks with batch norm, dropout 0.2, and one layer 1280 -> classes.
 
     Parameters: 2,236,682 (3 channels, 10 classes), 2,351,972 (3, 100); running means and variances are 34,112 floats more.
@@ -88,13 +97,17 @@ class MobileNetV2(nn.Module):
         self.dropout = nn.Dropout(0.2)
         self.fc = nn.Linear(1280, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 1280] of images [b, C, H, W]."""
-        return self.dropout(self.body(x).mean((2, 3)))
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, H, W], averaged over places: [b, 1280]."""
+        return self.body(x).mean((2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
-        return self.fc(self.features(x))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 1280]."""
+        return self.dropout(a)
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        return self.fc(self.hidden(a))
 
 
 class PretrainedMobileNetV2(MobileNetV2):
@@ -121,7 +134,7 @@ class PretrainedMobileNetV2(MobileNetV2):
         self.body.load_state_dict(body)
 
 
-class DeepMLP(nn.Module):
+class DeepMLP(Parts):
     """An MLP of `depth` layers on the flattened pixels, 256 wide: the networks of FedMN's figure 2.
 
     Parameters (784 pixels, 62 classes): 611,646 (depth 8), 677,438 (9), 743,230 (10).
@@ -133,13 +146,12 @@ class DeepMLP(nn.Module):
         for number, (inputs, outputs) in enumerate(pairwise(widths), 1):
             self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 256] of images [b, C, H, W]."""
-        x = x.flatten(1)
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 256]."""
         for layer in list(self.children())[:-1]:
-            x = F.relu(layer(x))
-        return x
+            a = F.relu(layer(a))
+        return a
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
-        return list(self.children())[-1](self.features(x))
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] of pixels [b, d]."""
+        return list(self.children())[-1](self.hidden(a))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_lite.models.network import Parts
 
-class LeNet(nn.Module):
+
+class LeNet(Parts):
     """LeNet-5 for 32 x 32 images: two 5 x 5 convolutions, then 400 -> 120 -> 84 -> classes; every layer has a bias.
 
     Parameters: 61,706 (1 channel, 10 classes), 62,006 (3, 10), 69,656 (3, 100). Chapter: *Reproducing pFedMB*.
@@ -21,14 +23,17 @@ class LeNet(nn.Module):
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 84] of images [b, C, 32, 32]."""
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, 32, 32], flattened: [b, 400]."""
         # relu(max_pool(x)) = max_pool(relu(x)), and touches a quarter of the numbers
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 6, 14, 14]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, 5, 5]
-        x = F.relu(self.fc1(x.flatten(1)))  # [b, 120]
-        return F.relu(self.fc2(x))  # [b, 84]
+        return x.flatten(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, 32, 32]."""
-        return self.fc3(self.features(x))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 84]."""
+        return F.relu(self.fc2(F.relu(self.fc1(a))))
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        return self.fc3(self.hidden(a))

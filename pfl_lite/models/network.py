@@ -30,16 +30,41 @@ def floats_of(module: nn.Module) -> Params:
     return {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
 
 
-class Features(nn.Module):
-    """A network without its last layer."""
+class Parts(nn.Module):
+    """A network in two parts, `classify(extract(x))`: the convolutions with their pooling, and the layers after them."""
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
+    def extract(self, x: Tensor) -> Tensor:
+        """What the first layer after the convolutions reads, flattened [b, d]: the pixels of a network without convolutions."""
+        return x.flatten(1)
+
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads [b, h], from what `extract` gives."""
+        return a
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer reads [b, h], of images x [b, C, H, W]."""
+        return self.hidden(self.extract(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last layer reads."""
-        return self.network.features(x)  # type: ignore[operator]
+        """Logits [b, K] of images x [b, C, H, W]."""
+        return self.classify(self.extract(x))
+
+
+class Part(nn.Module):
+    """One method of a module as a module, so that it can be called with other parameters."""
+
+    def __init__(self, network: nn.Module, method: str) -> None:
+        super().__init__()
+        self.network, self.method = network, method
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the method gives."""
+        result: Tensor = getattr(self.network, self.method)(x)
+        return result
 
 
 class Predictor(nn.Module):
@@ -68,6 +93,7 @@ class Network:
         build: makes a fresh module, drawing its initial values from torch's global generator.
         dtype: floating-point type of the parameters.
         device: where the parameters live.
+        shape: (C, H, W) of the images it is made for.
     """
 
     def __init__(
@@ -77,11 +103,11 @@ class Network:
         *,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        shape: tuple[int, ...] = (),
     ) -> None:
-        self.name, self.build, self.dtype, self.device = name, build, dtype, device
+        self.name, self.build, self.dtype, self.device, self.shape = name, build, dtype, device, shape
         with torch.random.fork_rng(devices=[]):  # its random values are never used
             self._template = build().to(device=device, dtype=dtype).eval()
-        self._features = Features(self._template)
         self.layers = layers_of(floats_of(self._template))
         self.dropout = any(isinstance(layer, nn.Dropout) for layer in self._template.modules())
         self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
@@ -91,7 +117,6 @@ class Network:
         if twin is not None:
             self._twin = copy.copy(self)
             self._twin._template, self._moving = twin
-            self._twin._features = Features(self._twin._template)
 
     @property
     def parameters(self) -> int:
@@ -105,8 +130,19 @@ class Network:
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """What the last layer reads [b, d], for images x [b, C, H, W]; the last layer's own parameters are not used."""
         below = [name for layer in list(self.layers)[:-1] for name in self.layers[layer]]
-        inner = {f"network.{name}": params[name] for name in below}
-        return functional_call(self._features, inner, (x,))
+        return self._part("features", {name: params[name] for name in below}, x)
+
+    def extract(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """What the first layer after the convolutions reads [b, d], for images x [b, C, H, W]; only their parameters are used."""
+        return self._part("extract", params, x)
+
+    def classify(self, params: Mapping[str, Tensor], a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives [b, d]; the parameters of the convolutions are not used."""
+        return self._part("classify", params, a)
+
+    def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        part = Part(self._template, method)
+        return functional_call(part, {f"network.{name}": tensor for name, tensor in params.items()}, (x,))
 
     def training(self, key: Tensor | None, real: Tensor | None = None) -> Network:
         """The network in training mode for one mini-batch, until asked for the next; itself without dropout and batch norm.
@@ -131,7 +167,7 @@ class Network:
             setattr(module.get_submodule(above), name, nn.Linear(old.in_features, outputs))  # type: ignore[arg-type]
             return module
 
-        return Network(self.name, build, dtype=self.dtype, device=self.device)
+        return Network(self.name, build, dtype=self.dtype, device=self.device, shape=self.shape)
 
     @property
     def last(self) -> str:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_lite.models.network import Parts
 
-class Linear(nn.Module):
+
+class Linear(Parts):
     """Softmax regression on the flattened pixels: one layer, `fc.weight` [K, d] and `fc.bias` [K]."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
         self.fc = nn.Linear(channels * size * size, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """The pixels [b, d]."""
-        return x.flatten(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
-        return self.fc(self.features(x))
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] of pixels [b, d]."""
+        return self.fc(a)
 
 
-class MLP(nn.Module):
+class MLP(Parts):
     """One hidden layer of 64 on the flattened pixels: the fastest network that has a body and a head."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
@@ -30,16 +28,16 @@ class MLP(nn.Module):
         self.fc1 = nn.Linear(channels * size * size, 64)
         self.fc2 = nn.Linear(64, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 64] of images [b, C, H, W]."""
-        return F.relu(self.fc1(x.flatten(1)))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 64] of pixels [b, d]."""
+        return F.relu(self.fc1(a))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
-        return self.fc2(self.features(x))
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] of pixels [b, d]."""
+        return self.fc2(self.hidden(a))
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Parts):
     """A 3 x 3 CNN (8, 16 channels) with one hidden layer of 32, for 8 x 8 digits and 28 x 28 glyphs."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
@@ -49,12 +47,16 @@ class SmallCNN(nn.Module):
         self.fc1 = nn.Linear(16 * (size // 4) ** 2, 32)
         self.fc2 = nn.Linear(32, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the last layer reads: [b, 32] of images [b, C, H, W]."""
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, H, W], flattened: [b, H W]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 8, H/2, W/2]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, H/4, W/4]
-        return F.relu(self.fc1(x.flatten(1)))  # [b, 32]
+        return x.flatten(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [b, K] of images [b, C, H, W]."""
-        return self.fc2(self.features(x))
+    def hidden(self, a: Tensor) -> Tensor:
+        """What the last layer reads: [b, 32]."""
+        return F.relu(self.fc1(a))
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K] from what `extract` gives."""
+        return self.fc2(self.hidden(a))
