@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_lite.data import partition as parts
+from pfl_lite.data.images import datasets
 from pfl_lite.data.partition import (
     ClientIndices,
     apportion,
@@ -23,6 +24,7 @@ from pfl_lite.data.partition import (
     partition_labels,
 )
 from pfl_lite.errors import InputError
+from pfl_lite.seeds import generator
 
 SPLITS = ("train", "val", "test")
 
@@ -63,6 +65,7 @@ recipes = st.one_of(
     st.tuples(st.integers(1, 6), st.floats(0.01, 1), st.floats(1, 50)).map(
         lambda t: f"shares:{t[0]}:{t[1]}:{t[2]}"
     ),
+    st.tuples(st.integers(1, 6), st.sampled_from([0.4, 2.0, 1e12])).map(lambda t: f"groups:{t[0]}:{t[1]}"),
     st.integers(1, 6).map("blocks:{}".format),
     st.integers(2, 6).map("concept:{}".format),
 )
@@ -82,6 +85,8 @@ def test_any_partition(spec: str, sizes: list[int], test_size: int, clients: int
         clients = 6
     if spec.startswith("dirichlet"):
         clients = min(clients, int(0.8 * sum(sizes) / 10) - 1)
+    if spec.startswith("groups:") and float(spec.split(":")[2]) < 1:
+        clients = min(clients, 3)  # a few hundred images: more clients than that are soon left without any
     if spec.startswith(("blocks", "concept")):
         clients = max(clients, int(spec.split(":")[1]))
     classes = len(sizes)
@@ -97,6 +102,11 @@ def test_any_partition(spec: str, sizes: list[int], test_size: int, clients: int
     totals = {split: counts[split].sum(axis=0) for split in SPLITS}
     for c in range(classes):  # validation takes a fifth of every class
         assert totals["val"][c] in (0, round(0.2 * sizes[c]))
+    pile = parse(spec).piles(
+        classes, generator(seed, "piles")
+    )  # the classes themselves, except for groups:G:ALPHA
+    counts = counts_of(result, pile[train], pile[test], classes)
+    totals = {split: counts[split].sum(axis=0) for split in SPLITS}
     # The same shares in all splits. A count is off its share by less than one image: from the training
     # counts, a share is known to 1/total; a client that would have no image at all may take one more from
     # somebody.
@@ -148,7 +158,7 @@ def test_groups_by_hand() -> None:
     for spec in ("blocks:3", "concept:3"):
         groups = parse(spec).groups(7)
         assert groups is not None and groups.tolist() == [0, 0, 0, 1, 1, 2, 2]
-    for spec in ("iid", "classes:2", "dirichlet:0.4", "shares:2:0.3:0.7", "writers"):
+    for spec in ("iid", "classes:2", "dirichlet:0.4", "shares:2:0.3:0.7", "groups:3:0.4", "writers"):
         assert parse(spec).groups(6) is None
     for spec in ("iid", "pairs", "blocks:3", "dirichlet:0.4", "writers"):
         assert parse(spec).relabelling(6, 6) is None
@@ -248,6 +258,23 @@ def test_writers_are_shuffled_by_the_seed_and_absent_ones_left_out() -> None:
         partition_labels(label, test_hand % 2, 2, "writers", 4, 0, writers=(hand[1:], test_hand))
 
 
+@given(writers=st.integers(1, 40), k=st.integers(1, 5), clients=st.integers(1, 9), seed=st.integers(0, 2**32))
+def test_k_writers_a_client_and_the_others_unused(writers: int, k: int, clients: int, seed: int) -> None:
+    hand, test_hand = np.repeat(np.arange(writers), 10), np.repeat(np.arange(writers), 2)
+    label = np.tile(np.arange(5), 2 * writers)
+    ask = (label, test_hand % 5, 5, f"writers:{k}", clients, seed, 0.2, (hand, test_hand))
+    if clients * k > writers:
+        with pytest.raises(InputError, match=f"use {writers // k or 'fewer'} "):
+            partition_labels(*ask)
+        return
+    result = partition_labels(*ask)
+    owned = [set(hand[np.concatenate([client.train, client.val])]) for client in result]
+    assert [len(own) for own in owned] == [k] * clients and len(set().union(*owned)) == k * clients
+    for client, own in zip(result, owned, strict=True):
+        assert set(test_hand[client.test]) == own
+        assert (len(client.train), len(client.val), len(client.test)) == (8 * k, 2 * k, 2 * k)
+
+
 def test_an_order_that_holds_everything_in_proportion_by_hand() -> None:
     # four of label 7 stand at 1/8, 3/8, 5/8 and 7/8, two of label 2 at 1/4 and 3/4
     assert parts._alternate(np.array([7, 7, 7, 7, 2, 2])).tolist() == [0, 4, 1, 2, 5, 3]
@@ -322,6 +349,180 @@ def test_twenty_classes_in_unequal_shares(clients: int, holders: int, mean: int)
         assert column.max() <= 7 / 3 * (column.min() + 1) + 1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_three_groups_of_ten_classes(seed: int) -> None:
+    train, test = cifar(10)
+    pool = np.concatenate([train, test])
+    result = partition_labels(pool, pool[:0], 10, "groups:3:0.4", 80, seed, val_fraction=0)
+    check_complete(result, pool, pool[:0], 10)
+    counts = counts_of(result, pool, pool[:0], 10)["train"]
+    assert counts.sum(axis=1).min() >= 2 and abs(counts.sum(axis=1).mean() - 750) < 1e-9
+    pile = parse("groups:3:0.4").piles(10, generator(seed, "piles"))
+    assert sorted(np.bincount(pile)) == [3, 3, 4]
+    for g in range(
+        3
+    ):  # the classes of a group have one expected share: counts are off it as a draw's would be
+        held = counts[:, pile == g]
+        size, mean = held.sum(axis=1), held.mean(axis=1, keepdims=True)
+        chi_square = ((held - mean)[size > 0] ** 2 / mean[size > 0]).sum()
+        degrees = (size > 0).sum() * (held.shape[1] - 1)
+        assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
+    # Two groups have nothing to do with each other.
+    sums = np.stack([counts[:, pile == g].sum(axis=1) for g in range(3)])
+    assert np.abs(np.corrcoef(sums)[np.triu_indices(3, 1)]).max() < 0.5
+
+
+def test_groups_are_cut_by_the_seed_and_every_class_may_be_one() -> None:
+    groups = parse("groups:3:0.4")
+    cuts = [tuple(groups.piles(10, generator(seed, "piles"))) for seed in range(4)]
+    assert len(set(cuts)) == 4
+    # For a class the places in the three groups are as likely as their sizes: 4, 3 and 3 of 10.
+    pile = np.stack([groups.piles(10, np.random.default_rng(seed)) for seed in range(2000)])
+    assert np.abs(np.bincount(pile[:, 0]) / 2000 - [0.4, 0.3, 0.3]).max() < 0.04
+    assert sorted(parse("groups:62:0.4").piles(62, np.random.default_rng(0))) == list(range(62))
+
+
+@pytest.mark.parametrize("alpha", [0.4, 5.0])
+def test_the_numbers_of_a_group_are_dirichlet_multinomial(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts.LabelGroups, "minimum", 0)  # as drawn, whatever comes
+    # Of n images a client gets n/N on average, with variance n p (1 - p) (n + a) / (1 + a), p = 1/N, a = N alpha.
+    clients, n = 8, 400
+    rng, groups = np.random.default_rng(3), parse(f"groups:1:{alpha}")
+    counts = np.stack([groups.shares(np.array([n]), clients, rng)[:, 0] * n for _ in range(1000)])
+    assert np.abs(counts - counts.round()).max() < 1e-9 and (counts.sum(axis=1).round(9) == n).all()
+    variance = n / clients * (1 - 1 / clients) * (n + clients * alpha) / (1 + clients * alpha)
+    assert np.abs(counts.mean(axis=0) - n / clients).max() < 5 * math.sqrt(variance / 1000)
+    assert abs(counts.var() / variance - 1) < 0.1
+
+
+def test_groups_with_the_largest_alpha_are_even_and_with_the_smallest_refused() -> None:
+    train, test = labels_of([100] * 10), labels_of([20] * 10)
+    sizes = [len(c.train) for c in partition_labels(train, test, 10, "groups:3:1e300", 10, 0)]
+    assert sum(sizes) == 800 and min(sizes) > 40
+    with pytest.raises(
+        InputError, match="fewer than 2 images in all 100 draws: use fewer clients, more groups"
+    ):
+        partition_labels(train, test, 10, "groups:3:1e-300", 5, 0)
+
+
+TOY = (0, 0, 1, 1, 1, 2)
+
+
+@settings(deadline=5000)
+@given(
+    alpha=st.sampled_from([1e-12, 0.05, 0.4, 10.0, 1e12]),
+    beta=st.sampled_from([1e-12, 0.4, 10.0, 1e12]),
+    sizes=st.lists(st.integers(0, 60), min_size=6, max_size=6).filter(lambda sizes: sum(sizes) > 20),
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 2**32),
+)
+def test_pachinko_deals_everything_in_equal_numbers(
+    alpha: float, beta: float, sizes: list[int], clients: int, seed: int
+) -> None:
+    pachinko, train, test = parts.Pachinko(alpha, beta, TOY), labels_of(sizes), labels_of([20] * 6)
+    result = partition_labels(train, test, 6, pachinko, clients, seed, val_fraction=0)
+    check_complete(result, train, test, 6)
+    held = [len(client.train) for client in result]
+    assert max(held) - min(held) <= 1
+    again = partition_labels(train, test, 6, pachinko, clients, seed, val_fraction=0)
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(result, again, strict=True))
+
+
+def test_pachinko_gives_all_of_cifar100_to_100_clients() -> None:
+    train, test = cifar(100)
+    pool = np.concatenate([train, test])
+    started = time.perf_counter()
+    result = partition_labels(pool, pool[:0], 100, "pachinko:0.4:10", 100, 0, val_fraction=0)
+    assert time.perf_counter() - started < 10  # no code by the sample
+    check_complete(result, pool, pool[:0], 100)
+    counts = counts_of(result, pool, pool[:0], 100)["train"]
+    assert (counts.sum(axis=1) == 600).all() and (counts.sum(axis=0) == 600).all()
+    # The first clients still find every class: of their superclasses a few are large, within one classes are alike.
+    coarse = np.array(parts.CIFAR100_COARSE)
+    upper = np.stack([counts[:, coarse == k].sum(axis=1) for k in range(20)], axis=1)[:20] / 600
+    assert (
+        abs((upper**2).sum(axis=1).mean() - (1 / 20 + (1 - 1 / 20) / (1 + 20 * 0.4))) < 0.04
+    )  # E of Dirichlet
+    lower = np.concatenate(
+        [counts[i, coarse == k][None] for i in range(20) for k in np.flatnonzero(upper[i] > 0.2)]
+    )
+    lower = lower / lower.sum(axis=1, keepdims=True)
+    assert abs((lower**2).sum(axis=1).mean() - (1 / 5 + (1 - 1 / 5) / (1 + 5 * 10))) < 0.02
+
+
+def test_pachinko_is_the_draw_of_one_image_after_the_other() -> None:
+    """Against the recipe as it is written, image by image, in distribution: stocks run out in nearly every run."""
+    sizes, coarse, pachinko = np.array([4, 9, 3, 6, 2, 6]), np.array(TOY), parts.Pachinko(0.8, 2.0, TOY)
+
+    def slowly(rng: np.random.Generator) -> np.ndarray:
+        counts, left = np.zeros((2, 6)), sizes.copy()
+        for i in range(2):
+            q, r = rng.dirichlet([0.8] * 3), [rng.dirichlet([2.0] * n) for n in (2, 3, 1)]
+            r_flat = np.concatenate(r)
+            for _ in range(15):
+                able = np.array([left[coarse == k].sum() > 0 for k in range(3)])
+                k = rng.choice(3, p=q * able / (q * able).sum())
+                chances = r_flat * (coarse == k) * (left > 0)
+                c = rng.choice(6, p=chances / chances.sum())
+                counts[i, c] += 1
+                left[c] -= 1
+        return counts
+
+    a, b = np.random.default_rng(1), np.random.default_rng(2)
+    quick = np.stack([pachinko.shares(sizes, 2, a) * sizes for _ in range(600)]).reshape(600, -1)
+    slow = np.stack([slowly(b) for _ in range(600)]).reshape(600, -1)
+    spread = np.sqrt((quick.var(axis=0) + slow.var(axis=0)) / 600)
+    assert (np.abs(quick.mean(axis=0) - slow.mean(axis=0)) < 4 * spread).all()
+    # and the two classes of a superclass go together as they should
+    assert np.abs(np.corrcoef(quick.T) - np.corrcoef(slow.T)).max() < 0.25
+
+
+def test_draws_end_where_the_first_class_is_used_up() -> None:
+    # Class 2 has two images: its second draw is the fifth of all. Class 0 has one image too many to run out.
+    drawn, left = np.array([0, 2, 1, 0, 2, 1, 0]), np.array([4, 9, 2, 0])
+    assert parts._until_used_up(drawn, left).tolist() == [2, 1, 2, 0]
+    assert parts._until_used_up(drawn, np.array([3, 3, 3, 0])).tolist() == [
+        3,
+        2,
+        2,
+        0,
+    ]  # class 0: with the last
+    assert parts._until_used_up(drawn, np.array([9, 9, 9, 0])).tolist() == [3, 2, 2, 0]
+    weights = np.array([0.5, 0.3, 0.2])
+    assert parts._among(weights, np.array([True, False, True])) == pytest.approx([5 / 7, 0, 2 / 7])
+    assert parts._among(np.array([1.0, 0, 0]), np.array([False, True, True])).tolist() == [0, 0.5, 0.5]
+
+
+def test_the_superclasses_of_cifar100() -> None:
+    """The published list by name (A. Krizhevsky's page of the data set), the superclasses in alphabetical order."""
+    superclasses = (
+        "beaver dolphin otter seal whale",
+        "aquarium_fish flatfish ray shark trout",
+        "orchid poppy rose sunflower tulip",
+        "bottle bowl can cup plate",
+        "apple mushroom orange pear sweet_pepper",
+        "clock keyboard lamp telephone television",
+        "bed chair couch table wardrobe",
+        "bee beetle butterfly caterpillar cockroach",
+        "bear leopard lion tiger wolf",
+        "bridge castle house road skyscraper",
+        "cloud forest mountain plain sea",
+        "camel cattle chimpanzee elephant kangaroo",
+        "fox porcupine possum raccoon skunk",
+        "crab lobster snail spider worm",
+        "baby boy girl man woman",
+        "crocodile dinosaur lizard snake turtle",
+        "hamster mouse rabbit shrew squirrel",
+        "maple_tree oak_tree palm_tree pine_tree willow_tree",
+        "bicycle bus motorcycle pickup_truck train",
+        "lawn_mower rocket streetcar tank tractor",
+    )
+    of = {name: k for k, names in enumerate(superclasses) for name in names.split()}
+    assert tuple(of[name] for name in datasets()["cifar100"].classes) == parts.CIFAR100_COARSE
+
+
 def test_dirichlet_has_the_typical_sizes_of_the_capped_recipe() -> None:
     train, test = cifar(10)
     sizes = np.array(
@@ -362,8 +563,10 @@ def test_seeds_and_purposes_are_independent() -> None:
 
     # The validation images depend on the seed alone, never on how clients are made.
     assert np.array_equal(held_out("iid", 7, 0), held_out("dirichlet:0.4", 5, 0))
+    assert np.array_equal(held_out("iid", 7, 0), held_out("groups:3:0.4", 5, 0))
     assert not np.array_equal(held_out("iid", 7, 0), held_out("iid", 7, 1))
-    for spec in ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7", "blocks:3", "concept:2"):
+    recipes = ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7", "blocks:3", "concept:2")
+    for spec in (*recipes, "groups:3:0.4", parts.Pachinko(0.4, 10, (0, 0, 0, 1, 1, 2, 2, 3, 4, 4))):
         first, second = (partition_labels(train, test, 10, spec, 10, seed) for seed in (0, 1))
         assert any(not np.array_equal(a.train, b.train) for a, b in zip(first, second, strict=True))
 
@@ -426,8 +629,27 @@ def test_validation_can_be_switched_off_and_leaves_one_training_image() -> None:
         ("concept:11", 12, "10 or fewer"),
         ("concept:2.0", 5, "not a whole number"),
         ("concept:2:3", 5, "form concept:G"),
+        ("groups:0:0.4", 5, "at least 1, not 0"),
+        ("groups:11:0.4", 5, "makes 11 groups: use 10 or fewer"),
+        ("groups:3:0", 5, "ALPHA of groups:G:ALPHA must be above 0"),
+        ("groups:3:-0.4", 5, "above 0, not -0.4"),
+        ("groups:3:nan", 5, "above 0"),
+        ("groups:3", 5, "form groups:G:ALPHA"),
+        ("groups:0.4:3", 5, "'0.4' is not a whole number"),
+        ("groups:3:0.4", 801, "800 training images"),
+        (
+            "pachinko:0.4:10",
+            5,
+            "superclasses of 100 classes .* has 10 classes: use groups:G:ALPHA or dirichlet",
+        ),
+        ("pachinko:0:10", 5, "ALPHA of pachinko:ALPHA:BETA must be above 0"),
+        ("pachinko:0.4:0", 5, "BETA of pachinko:ALPHA:BETA must be above 0"),
+        ("pachinko:0.4", 5, "form pachinko:ALPHA:BETA"),
         ("writers", 5, "says who wrote what"),
-        ("writers:2", 5, "form writers"),
+        ("writers:2", 5, "says who wrote what"),
+        ("writers:0", 5, "at least 1, not 0"),
+        ("writers:x", 5, "not a whole number"),
+        ("writers:2:3", 5, "form writers:K"),
         ("iid:3", 10, "form iid"),
         ("dirichlett:0.4", 5, "dirichlet"),
         ("", 5, "unknown partition"),
@@ -502,7 +724,7 @@ def test_every_recipe_is_described_and_parsed() -> None:
     assert [usage.split(":")[0] for usage, _ in parts.describe()] == list(parts.PARTITIONERS)
     for spec in (
         *("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:20:0.3:0.7"),
-        *("blocks:3", "concept:2", "writers"),
+        *("groups:3:0.4", "pachinko:0.4:10", "blocks:3", "concept:2", "writers", "writers:1"),
     ):
         assert parse(spec).spec == spec
     assert parse("blocks:12") == parts.Blocks(12) and parse("concept:4") == parts.Concept(4)

@@ -4,11 +4,12 @@ Every partitioner answers one question with a *share matrix* [clients, classes]:
 each client get?  A column sums to 1, or to 0 for a class that nobody holds.  The training images are first
 split into training and validation images (random, stratified by class); then training, validation and test
 images are all dealt out with the *same* shares, so that a client is always tested on the kind of images it
-was trained on.  `writers` says the same of writers instead of classes.
+was trained on.  `writers` says the same of writers instead of classes, `groups` of groups of classes.
 
 Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
 `blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it
-(concept shift: `concept`).  Needs NumPy only.
+(concept shift: `concept`).  `groups` and `pachinko` are the label skews of FedEM's experiments.  Needs NumPy
+only.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ import numpy as np
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.files import write_npz
 from pfl_lite.seeds import generator
+
+# Superclass of every fine label of CIFAR-100, both in the (alphabetical) order of the published files: A. Krizhevsky
+# (2009), Learning Multiple Layers of Features from Tiny Images, and the data set's page, https://www.cs.toronto.edu/~kriz/cifar.html
+CIFAR100_COARSE = (
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7),
+    *(6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10),
+    *(16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16),
+    *(12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,13 @@ class Partitioner(ABC):
 
         Raises InputError if the classes cannot be distributed that way.
         """
+
+    def piles(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        """The pile of every class, int64 [classes]: classes of one pile are shuffled and dealt out as one class.
+
+        `shares` then speaks of piles. By default every class is a pile of its own.
+        """
+        return np.arange(classes)
 
     def groups(self, clients: int) -> np.ndarray | None:
         """The true group of every client, int64 [clients], by which found clusters are judged; None: no
@@ -235,10 +252,7 @@ class Dirichlet(Partitioner):
     draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise InputError(
-                f"the concentration ALPHA of dirichlet:ALPHA must be above 0, not {self.alpha:g}"
-            )
+        _check_concentration(self.usage, ALPHA=self.alpha)
 
     @property
     def spec(self) -> str:
@@ -263,7 +277,6 @@ class Dirichlet(Partitioner):
         return _normalise(_top_up(counts, self.minimum).astype(float))
 
     def _draw(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        alpha = min(max(self.alpha, 1e-6), 1e6)  # beyond these the draw is its limit, and float64 gives out
         shares = np.zeros((clients, len(sizes)))
         held, surplus = np.zeros(clients, dtype=np.int64), np.zeros(clients)
         for c, size in enumerate(sizes):
@@ -273,11 +286,121 @@ class Dirichlet(Partitioner):
             # renormalised Dirichlet vector is a Dirichlet vector: drawing for the open clients alone has the
             # same law and never divides 0 by 0.
             open_clients = np.flatnonzero(held < sizes.sum() / clients)
-            shares[open_clients, c] = rng.dirichlet(np.full(len(open_clients), alpha))
+            shares[open_clients, c] = _dirichlet(self.alpha, len(open_clients), rng)
             counts = _round_column(shares[:, c], int(size), surplus)
             held += counts
             surplus += counts - shares[:, c] * size
         return shares
+
+
+@dataclass(frozen=True)
+class LabelGroups(Partitioner):
+    """Label skew in groups of classes (FedEM on CIFAR-10: `groups:3:0.4`; on EMNIST, every class alone: `groups:62:0.4`).
+
+    The classes are shuffled and cut into G groups whose sizes differ by one at most. Of every group the clients
+    get numbers of images ~ Multinomial(size of the group, w) with w ~ Dir_N(ALPHA), and the images of a group are
+    shuffled: so all classes of a group have the same expected share at a client. FedEM's code leaves out clients
+    without an image and cannot cut a single one; here numbers are drawn again until every client has two, 100
+    times at most, and InputError is raised after that.
+    """
+
+    count: int
+    alpha: float
+
+    usage: ClassVar[str] = "groups:G:ALPHA"
+    summary: ClassVar[str] = (
+        "G random groups of classes, each split over clients by Dirichlet(ALPHA) (groups:3:0.4)"
+    )
+    minimum: ClassVar[int] = 2
+    draws: ClassVar[int] = 100
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InputError(f"the number of groups G of {self.usage} must be at least 1, not {self.count}")
+        _check_concentration(self.usage, ALPHA=self.alpha)
+
+    @property
+    def spec(self) -> str:
+        return f"groups:{self.count}:{self.alpha:g}"
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> LabelGroups:
+        _expect(cls, fields, 2)
+        return cls(_whole(cls, fields[0]), _number(cls, fields[1]))
+
+    def piles(self, classes: int, rng: np.random.Generator) -> np.ndarray:
+        _check_groups(self.spec, self.count, classes)
+        return _consecutive(classes, self.count)[rng.permutation(classes)]
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+        for _ in range(self.draws):
+            for g in np.flatnonzero(sizes):
+                counts[:, g] = rng.multinomial(sizes[g], _dirichlet(self.alpha, clients, rng))
+            if counts.sum(axis=1).min() >= self.minimum:
+                return _normalise(counts.astype(float))
+        raise InputError(
+            f"partition '{self.spec}' left some of the {clients} clients with fewer than {self.minimum} images in all "
+            f"{self.draws} draws: use fewer clients, more groups or a larger ALPHA"
+        )
+
+
+@dataclass(frozen=True)
+class Pachinko(Partitioner):
+    """Label skew in a hierarchy of labels, "pachinko allocation" (FedEM on CIFAR-100: `pachinko:0.4:10`).
+
+    A client draws q ~ Dir(ALPHA) over the superclasses and, for every superclass, r ~ Dir(BETA) over its classes.
+    It then draws its images one by one without replacement: a superclass by q, a class of it by r, an image of
+    that class. A class that is used up leaves r, a superclass that is used up leaves q, and the rest is
+    normalised again. One client after the other draws an equal part of all images, give or take one (FedEM's
+    code leaves the remainder of the division out). S. Reddi et al. (2021), arXiv:2003.00295.
+
+    `coarse` is the superclass 0, 1, ... of every class: CIFAR-100's, unless a data set of one's own has another.
+    """
+
+    alpha: float
+    beta: float
+    coarse: tuple[int, ...] = CIFAR100_COARSE
+
+    usage: ClassVar[str] = "pachinko:ALPHA:BETA"
+    summary: ClassVar[str] = "superclasses by Dirichlet(ALPHA), classes of each by Dirichlet(BETA) (cifar100)"
+
+    def __post_init__(self) -> None:
+        _check_concentration(self.usage, ALPHA=self.alpha, BETA=self.beta)
+
+    @property
+    def spec(self) -> str:
+        return f"pachinko:{self.alpha:g}:{self.beta:g}"
+
+    @classmethod
+    def from_fields(cls, fields: list[str]) -> Pachinko:
+        _expect(cls, fields, 2)
+        return cls(_number(cls, fields[0]), _number(cls, fields[1]))
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        if len(self.coarse) != len(sizes):
+            raise InputError(
+                f"partition '{self.spec}' needs superclasses of {len(self.coarse)} classes (those of cifar100), this "
+                f"data set has {len(sizes)} classes: use groups:G:ALPHA or dirichlet:ALPHA for it"
+            )
+        coarse = np.array(self.coarse)
+        members = [np.flatnonzero(coarse == k) for k in range(coarse.max() + 1)]
+        goals = np.diff(np.arange(clients + 1) * sizes.sum() // clients)
+        counts, left = np.zeros((clients, len(sizes)), dtype=np.int64), sizes.copy()
+        for i, goal in enumerate(goals):
+            upper, lower = _dirichlet(self.alpha, len(members), rng), np.empty(len(sizes))
+            for of in members:
+                lower[of] = _dirichlet(self.beta, len(of), rng)
+            while (wanted := goal - counts[i].sum()) > 0:
+                chances = np.zeros(len(sizes))
+                for k, q in enumerate(_among(upper, np.array([left[of].any() for of in members]))):
+                    if q > 0:
+                        chances[members[k]] = q * _among(lower[members[k]], left[members[k]] > 0)
+                # Chances stay as they are until a class is used up: all draws up to there are made at once.
+                drawn = _until_used_up(rng.choice(len(sizes), wanted, p=chances), left)
+                counts[i] += drawn
+                left -= drawn
+        return _normalise(counts.astype(float))
 
 
 @dataclass(frozen=True)
@@ -315,11 +438,7 @@ class _Grouped(Partitioner):
 
     def _blocks(self, classes: int) -> np.ndarray:
         """The block of every class, int64 [classes], cut like the clients."""
-        if self.count > classes:
-            raise InputError(
-                f"partition '{self.spec}' makes {self.count} groups: "
-                f"use {classes} or fewer, this data set has {classes} classes"
-            )
+        _check_groups(self.spec, self.count, classes)
         return _consecutive(classes, self.count)
 
 
@@ -366,36 +485,52 @@ class Concept(_Grouped):
 
 @dataclass(frozen=True)
 class Writers(Partitioner):
-    """Feature shift: every client gets all images of its writers, as many writers as the others give or take
-    one.
+    """Feature shift: every client gets all images of its writers, who are nobody else's.
 
-    The seed says who gets whom. Everybody holds every class, but it looks different. Validation images are
-    the same part of every client's training images, spread over its classes; test images are by the client's
-    own writers, too. Needs a data set that says who wrote what.
+    `writers` shares all writers out, as many a client as the others give or take one; `writers:K` draws K writers
+    a client, and the images of the other writers stay unused (FedEM on FEMNIST: `writers:1`, as many clients as
+    15 % of the writers). The seed says who gets whom. Everybody holds every class, but it looks different.
+    Validation images are the same part of every client's training images, spread over its classes; test images
+    are by the client's own writers, too. Needs a data set that says who wrote what.
     """
 
-    usage: ClassVar[str] = "writers"
-    summary: ClassVar[str] = "every client gets the images of its own writers (glyphs, glyphs10)"
+    k: int | None = None
+
+    usage: ClassVar[str] = "writers:K"
+    summary: ClassVar[str] = (
+        "the images of K writers a client; without :K, of all writers (glyphs, glyphs10, femnist)"
+    )
     by: ClassVar[Literal["label", "writer"]] = "writer"
+
+    def __post_init__(self) -> None:
+        if self.k is not None and self.k < 1:
+            raise InputError(f"the number of writers a client must be at least 1, not {self.k}")
 
     @property
     def spec(self) -> str:
-        return "writers"
+        return "writers" if self.k is None else f"writers:{self.k}"
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Writers:
-        _expect(cls, fields, 0)
-        return cls()
+        if not fields:
+            return cls()
+        _expect(cls, fields, 1)
+        return cls(_whole(cls, fields[0]))
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        present = np.flatnonzero(sizes)
-        if clients > len(present):
-            raise InputError(
-                f"partition 'writers' gives every client at least one of the {len(present)} writers: "
-                f"use {len(present)} clients or fewer, not {clients}"
+        present, least = np.flatnonzero(sizes), self.k or 1
+        if clients * least > len(present):
+            enough = len(present) // least
+            advice = (
+                f"use {enough} clients or fewer, not {clients}" if enough else "use fewer writers a client"
             )
+            raise InputError(
+                f"partition '{self.spec}' needs {clients * least} writers for {clients} clients, this data set has "
+                f"{len(present)}: {advice}"
+            )
+        drawn = rng.permutation(present)[: clients * self.k if self.k else None]
         shares = np.zeros((clients, len(sizes)))
-        shares[_consecutive(len(present), clients), rng.permutation(present)] = 1
+        shares[_consecutive(len(drawn), clients), drawn] = 1
         return shares
 
 
@@ -405,6 +540,8 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "classes": Classes,
     "dirichlet": Dirichlet,
     "shares": ClassShares,
+    "groups": LabelGroups,
+    "pachinko": Pachinko,
     "blocks": Blocks,
     "concept": Concept,
     "writers": Writers,
@@ -412,8 +549,8 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
 
 
 def parse(spec: str) -> Partitioner:
-    """Turn a spec (`iid`, `pairs`, `classes:2`, `dirichlet:0.4`, `shares:20:0.3:0.7`, `blocks:3`,
-    `concept:2`, `writers`) into a partitioner.
+    """Turn a spec (`iid`, `pairs`, `classes:2`, `dirichlet:0.4`, `shares:20:0.3:0.7`, `groups:3:0.4`,
+    `pachinko:0.4:10`, `blocks:3`, `concept:2`, `writers`, `writers:1`) into a partitioner.
 
     Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of
     range.
@@ -496,16 +633,17 @@ def partition_labels(
         shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
         # Writers stay whole, so it is known already whose a training image is, and every client can set aside
         # the same part of its own, alike in all classes: no label skew creeps in beside the feature shift.
-        owner = shares.argmax(axis=0)[train_kinds]
+        owner = np.where(shares.any(axis=0), shares.argmax(axis=0), -1)[train_kinds]
         train, val = split_validation(owner, val_fraction, seed, spread=train_labels)
     else:
-        train_kinds, test_kinds = train_labels, test_labels
+        pile = partitioner.piles(classes, generator(seed, "piles"))
+        train_kinds, test_kinds = pile[train_labels], pile[test_labels]
         train, val = split_validation(train_labels, val_fraction, seed)
         if clients > len(train):
             raise InputError(
                 f"{clients} clients are too many for {len(train)} training images: use {len(train)} or fewer"
             )
-        sizes = np.bincount(train_labels[train], minlength=classes)
+        sizes = np.bincount(train_kinds[train], minlength=classes)
         shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
 
     rng = generator(seed, "deal")
@@ -621,6 +759,19 @@ def save_partition(path: str | Path, clients: list[ClientIndices]) -> None:
         raise InputError(f"cannot write the partition to {path}: {error.strerror or error}") from error
 
 
+def _check_groups(spec: str, count: int, classes: int) -> None:
+    if count > classes:
+        raise InputError(
+            f"partition '{spec}' makes {count} groups: use {classes} or fewer, this data set has {classes} classes"
+        )
+
+
+def _check_concentration(usage: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise InputError(f"the concentration {name} of {usage} must be above 0, not {value:g}")
+
+
 def _expect(kind: type[Partitioner], fields: list[str], number: int) -> None:
     if len(fields) != number:
         name = kind.usage.split(":")[0]
@@ -633,8 +784,8 @@ def _checked(
     """The writers of training and test images, if they are known: one an image."""
     if writers is None:
         raise InputError(
-            f"partition '{partitioner.spec}' needs a data set that says who wrote what (glyphs or glyphs10), "
-            "this one does not"
+            f"partition '{partitioner.spec}' needs a data set that says who wrote what (glyphs, glyphs10 or "
+            "femnist), this one does not"
         )
     if [len(of) for of in writers] != [train, test]:
         raise InputError("there must be one writer for every training image and every test image")
@@ -676,6 +827,29 @@ def _balanced_choice(sizes: np.ndarray, clients: int, k: int, rng: np.random.Gen
 def _consecutive(n: int, groups: int) -> np.ndarray:
     """Cut 0 .. n-1 into groups of consecutive numbers, sizes differing by one at most: the group of each."""
     return np.arange(n) * groups // n
+
+
+def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    """One draw of the symmetric Dirichlet distribution of n numbers, for every alpha above 0."""
+    alpha = min(max(alpha, 1e-6), 1e6)  # beyond these the draw is its limit, and float64 gives out
+    return rng.dirichlet(np.full(n, alpha))
+
+
+def _among(weights: np.ndarray, able: np.ndarray) -> np.ndarray:
+    """Weights of the able, normalised; where these are all 0 (they were too small for a float) they are equal."""
+    left = weights * able
+    left = left if left.any() else able.astype(float)
+    return left / left.sum()
+
+
+def _until_used_up(drawn: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """How often each class comes up to and with the draw that uses up the first one: int64 [classes]; `drawn` are
+    classes one after the other, `left` [classes] the images there still are.
+    """
+    counts = np.bincount(drawn, minlength=len(left))
+    places = np.split(np.argsort(drawn, kind="stable"), np.cumsum(counts)[:-1])  # of each class, in order
+    ends = [places[c][left[c] - 1] for c in np.flatnonzero((counts >= left) & (counts > 0))]
+    return np.bincount(drawn[: min(ends, default=len(drawn)) + 1], minlength=len(left))
 
 
 def _alternate(labels: np.ndarray) -> np.ndarray:
@@ -723,7 +897,7 @@ def _top_up(counts: np.ndarray, minimum: int) -> np.ndarray:
 def _fill_empty(counts: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Give clients without an image one of a class they hold, from the holder furthest above its share."""
     sizes = counts.sum(axis=0)
-    for i in np.flatnonzero(counts.sum(axis=1) == 0):
+    for i in np.flatnonzero(counts.sum(axis=1) == 0) if counts.any() else ():
         surplus = counts - shares * sizes
         able = (counts > 0) & (counts.sum(axis=1) > 1)[:, None] & (shares[i] > 0)
         if able.any():
@@ -738,9 +912,10 @@ def _deal(
 ) -> list[np.ndarray]:
     """Deal images out by shares: sorted int64 index arrays, one a client, disjoint."""
     clients, classes = shares.shape
-    counts = _fill_empty(apportion(shares, np.bincount(labels, minlength=classes)), shares)
+    sizes = np.bincount(labels, minlength=classes)
+    counts = _fill_empty(apportion(shares, sizes), shares)
     owner = np.full(len(labels), -1)
-    for c in range(classes):
-        members = rng.permutation(np.flatnonzero(labels == c))[: counts[:, c].sum()]
+    for c, members in enumerate(np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])):
+        members = rng.permutation(members)[: counts[:, c].sum()]
         owner[members] = np.repeat(np.arange(clients), counts[:, c])
     return [np.sort(indices[owner == i]).astype(np.int64) for i in range(clients)]
