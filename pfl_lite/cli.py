@@ -48,7 +48,7 @@ app = typer.Typer(
     help="Personalized federated learning: partition a data set, train a method, reproduce a paper's table.",
 )
 
-Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`)")]
+Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`), or NAME:0.1 for a tenth of it")]
 Partition = Annotated[
     str,
     typer.Option(help="iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, blocks:G, concept:G or writers"),
@@ -106,7 +106,7 @@ def datasets() -> None:
     columns(
         (
             name,
-            f"{card.train_size}+{card.test_size} images",
+            f"{card.train_size}{f'+{card.test_size}' if card.test_size else ''} images",
             f"{card.size}x{card.size}x{card.channels}",
             f"{len(card.classes)} classes",
             card.title,

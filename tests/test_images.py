@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import pickle
 import shutil
@@ -19,6 +20,7 @@ import torchvision.datasets as tv
 
 from pfl_lite.data import glyphs, images
 from pfl_lite.data.images import data_folder, datasets, load
+from pfl_lite.data.partition import partition
 from pfl_lite.errors import InputError
 
 
@@ -140,7 +142,11 @@ def test_drawing_is_deterministic() -> None:
 
 
 def test_glyphs_of_an_older_version_are_drawn_anew(folder: Path) -> None:
-    old = arrays() | {"version": np.array(0)}
+    old = arrays() | {
+        "version": np.array(0),
+        "train_writers": np.zeros(20, int),
+        "test_writers": np.zeros(10, int),
+    }
     np.savez(folder / "glyphs.npz", **old)
     assert len(load("glyphs").train_labels) == 12_400
     with np.load(folder / "glyphs.npz") as file:
@@ -248,6 +254,169 @@ def test_emnist_is_converted_and_put_upright(folder: Path, monkeypatch: pytest.M
     assert tuple(tv.EMNIST.classes_split_dict["byclass"]) == loaded.card.classes
 
 
+# --- conversion from LEAF's files ---
+
+
+def write_leaf(path: Path, written: dict[str, list[int]], seed: int = 0) -> dict[str, np.ndarray]:
+    """One JSON file in LEAF's format, with random pixels for the labels given: their grey levels, by writer."""
+    rng = np.random.default_rng(seed)
+    grey = {user: rng.integers(0, 256, (len(labels), 784)) for user, labels in written.items()}
+    content = {
+        "users": list(written),
+        "num_samples": [len(labels) for labels in written.values()],
+        "user_data": {
+            user: {"x": (grey[user] / 255).tolist(), "y": labels} for user, labels in written.items()
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return grey
+
+
+def test_femnist_is_converted_from_cut_files(folder: Path) -> None:
+    # Three files: f2's images are in two of them; f1 has two images in all, too few; f3 has three.
+    first = write_leaf(folder / "femnist/train/a.json", {"f2": [0, 61, 7], "f1": [5]}, 1)
+    second = write_leaf(folder / "femnist/train/b.json", {"f0": [10, 36], "f3": [1, 2]}, 2)
+    third = write_leaf(folder / "femnist/test/a.json", {"f0": [11], "f1": [6], "f2": [3, 4], "f3": [9]}, 3)
+    loaded = load("femnist")
+    assert loaded.train_writers is not None and loaded.test_writers is not None
+    assert loaded.train_labels.tolist() == [0, 61, 7, 10, 36, 1, 2]
+    assert loaded.train_writers.tolist() == [1, 1, 1, 0, 0, 2, 2]  # numbered in the order of their names
+    assert loaded.test_labels.tolist() == [11, 3, 4, 9] and loaded.test_writers.tolist() == [0, 1, 1, 2]
+    grey = np.concatenate([first["f2"], second["f0"], second["f3"]])
+    assert loaded.train_images.dtype == np.uint8
+    assert np.array_equal(loaded.train_images, grey.reshape(7, 28, 28))  # row by row, to the grey level
+    assert np.array_equal(loaded.test_images[1:3].reshape(2, 784), third["f2"])
+    assert (loaded.card.train_size, loaded.card.test_size, loaded.card.writers) == (7, 4, 3)
+
+    shutil.rmtree(folder / "femnist")
+    again = load("femnist")  # from the .npz alone, ever after
+    assert [path.name for path in folder.iterdir()] == ["femnist.npz"]
+    for key in (
+        "train_images",
+        "train_labels",
+        "train_writers",
+        "test_images",
+        "test_labels",
+        "test_writers",
+    ):
+        assert np.array_equal(getattr(again, key), getattr(loaded, key))
+    clients = partition(loaded, "writers:1", 2, seed=0)
+    assert all(len(set(loaded.train_writers[[*client.train, *client.val]])) == 1 for client in clients)
+
+
+def test_femnist_is_cut_here_where_it_is_not(folder: Path) -> None:
+    sizes = {"w0": 3, "w1": 40, "w2": 2, "w3": 17, "w4": 0}
+    write_leaf(folder / "femnist/all/all_data_0.json", {w: [n % 62] * n for w, n in sizes.items()})
+    loaded = load("femnist")
+    assert loaded.train_writers is not None and loaded.test_writers is not None
+    assert np.bincount(loaded.train_writers).tolist() == [2, 32, 14]
+    assert np.bincount(loaded.test_writers).tolist() == [1, 8, 3]
+    assert loaded.test_labels.tolist() == [3] + [40] * 8 + [17] * 3
+    both = np.concatenate([loaded.train_images, loaded.test_images]).reshape(60, -1)
+    assert len(np.unique(both, axis=0)) == 60  # every image once
+    (folder / "femnist.npz").unlink()
+    assert np.array_equal(load("femnist").test_images, loaded.test_images)  # always the same cut
+
+
+def test_no_femnist(folder: Path) -> None:
+    write_leaf(folder / "femnist/train/a.json", {"f0": [1, 2, 3]})  # and no test/*.json
+    with pytest.raises(InputError) as raised:
+        load("femnist")
+    sentence = str(raised.value)
+    assert "\n" not in sentence and str(folder / "femnist.npz") in sentence
+    for way in (
+        *(str(folder / "femnist" / part) for part in ("train", "test", "all")),
+        "put femnist.npz there",
+    ):
+        assert way in sentence
+    assert not (folder / "femnist.npz").exists()
+    write_leaf(folder / "femnist/test/a.json", {"f1": [1, 2]})
+    with pytest.raises(InputError, match="no writer with test images and 3 images or more"):
+        load("femnist")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "not json",
+        "[]",
+        '{"users": ["a"]}',
+        '{"users": ["a"], "user_data": {}}',
+        '{"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [1]}}}',
+        *(
+            json.dumps({"users": ["a"], "user_data": {"a": {"x": [[pixel] * 784] * 3, "y": labels}}})
+            for pixel, labels in (
+                (255, [1] * 3),
+                (-0.1, [1] * 3),
+                (0.5, [1]),
+                (0.5, [62] * 3),
+                (0.5, [0.5] * 3),
+            )
+        ),
+        json.dumps({"users": ["a"], "user_data": {"a": {"x": [[None] * 784], "y": [1]}}}),
+    ],
+)
+def test_files_that_are_not_leafs(folder: Path, content: str) -> None:
+    path = folder / "femnist" / "all" / "a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(InputError, match="is not a FEMNIST file of LEAF") as raised:
+        load("femnist")
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    assert path.read_text() == content and not (folder / "femnist.npz").exists()
+
+
+def test_femnist_put_there_by_hand_says_who_wrote_what(folder: Path) -> None:
+    data = arrays(62, 62, 62)
+    np.savez(folder / "femnist.npz", **data)
+    with pytest.raises(
+        InputError, match="has no array train_writers, test_writers: delete it, then it is made from"
+    ):
+        load("femnist")
+    writers = {"train_writers": np.arange(62, dtype=np.int32), "test_writers": np.zeros(62, int)}
+    np.savez(folder / "femnist.npz", **data, **writers)
+    loaded = load("femnist")
+    assert loaded.train_writers is not None and loaded.train_writers.dtype == np.int64
+    for bad in (np.zeros(61, int), np.zeros(62), np.full(62, -1)):
+        np.savez(folder / "femnist.npz", **data, **(writers | {"test_writers": bad}))
+        with pytest.raises(InputError, match="one number of a writer an image as test_writers"):
+            load("femnist")
+
+
+# --- parts of a data set, and one pool instead of two ---
+
+
+def test_a_part_of_a_data_set(folder: Path) -> None:
+    whole, tenth, fifth = load("glyphs10"), load("glyphs10:0.1"), load("glyphs10:0.2")
+    assert tenth.name == "glyphs10:0.1" and tenth.card.name == "glyphs10"
+    assert (tenth.card.train_size, tenth.card.test_size) == (200, 50)
+    assert tenth.train_writers is not None and tenth.test_writers is not None
+    assert tenth.card.writers == len({*tenth.train_writers, *tenth.test_writers})
+    rows = [image.tobytes() for image in whole.train_images]
+    held, more = ([rows.index(image.tobytes()) for image in part.train_images] for part in (tenth, fifth))
+    assert sorted(held) == held and set(held) < set(more)
+    assert np.array_equal(tenth.train_labels, whole.train_labels[held])
+    assert np.array_equal(load("glyphs10:0.1").test_images, tenth.test_images)
+    assert np.array_equal(load("glyphs10:1").test_images, whole.test_images)
+    for name in ("glyphs10:0", "glyphs10:1.5", "glyphs10:x", "glyphs10:", "glyphs10:nan", "glyphs10:0.1:0.1"):
+        with pytest.raises(InputError, match=r"a number in \(0, 1\], e.g. glyphs10:0.1, not"):
+            load(name)
+    with pytest.raises(InputError, match=r"'glyphs10:0\.001' leaves none of the 500 test images"):
+        load("glyphs10:0.001")
+    with pytest.raises(InputError, match="unknown data set 'glyph'"):
+        load("glyph:0.1")
+
+
+def test_a_tenth_of_emnist_has_the_papers_size() -> None:
+    card = datasets()["emnist"]
+    pixels = {split: np.zeros((n, 1, 1), np.uint8) for split, n in (("train", 697_932), ("test", 116_323))}
+    labels = {split: np.zeros(len(array), int) for split, array in pixels.items()}
+    whole = images.Images("emnist", pixels["train"], labels["train"], pixels["test"], labels["test"], card)
+    tenth = images._sample(whole, "emnist:0.1", 0.1)
+    assert len(tenth.train_labels) + len(tenth.test_labels) == 81_425  # int(0.1 * 814 255)
+
+
 # --- files that are there already, or should be ---
 
 
@@ -348,11 +517,22 @@ def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_cards() -> None:
     cards = datasets()
-    assert list(cards) == ["digits", "glyphs", "glyphs10", "fashion_mnist", "cifar10", "cifar100", "emnist"]
+    assert list(cards) == [
+        "digits",
+        "glyphs",
+        "glyphs10",
+        "fashion_mnist",
+        "cifar10",
+        "cifar100",
+        "emnist",
+        "femnist",
+    ]
     for name, card in cards.items():
         assert card.name == name and card.source and card.licence and card.how_to_get
         assert len(card.mean) == len(card.std) == card.channels
         assert len(set(card.classes)) == len(card.classes)
-    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 10, 100, 62]
+    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 10, 100, 62, 62]
+    assert cards["digits"].extent == "1,438 for training, 359 for testing"
+    assert cards["femnist"].extent == "805,263, cut when they are read"
     with pytest.raises(InputError, match="did you mean cifar10"):
         load("cifar1O")

@@ -63,9 +63,10 @@ DATASETS_LEAD = """\
 # Data sets
 
 Three data sets are part of the package and need neither a download nor a network; every teaching chapter runs
-on them. The others are fetched once through torchvision, converted to one `.npz` file, and read from there
-ever after. The folder of these files is `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is
-already there is used as it is. On the command line, `pfl-lite datasets` prints the list.
+on them. The others are fetched once through torchvision (FEMNIST is made from files of LEAF's scripts),
+converted to one `.npz` file, and read from there ever after. The folder of these files is `$PFL_LITE_DATA`, by
+default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command line, `pfl-lite datasets`
+prints the list, and `NAME:0.1` means a random tenth of a data set, always the same.
 
 No image of any data set is part of the repository.
 """
@@ -97,7 +98,7 @@ def card_section(card: Card) -> str:
         "Name on the command line": f"`{card.name}`",
         "Source": card.source,
         "Licence": card.licence,
-        "Images": f"{card.train_size:,} for training, {card.test_size:,} for testing",
+        "Images": card.extent,
         "Size": f"{card.size} × {card.size} pixels, {'colour' if card.channels == 3 else 'grey'}",
         "Classes": str(len(card.classes)),
         "Mean, standard deviation": " and ".join(numbers),

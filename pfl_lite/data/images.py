@@ -2,24 +2,28 @@
 
 `digits`, `glyphs` and `glyphs10` need no network. The others come through torchvision once, are converted to
 `<name>.npz` in `data_folder()` (uint8 `train_images`, `train_labels`, `test_images`, `test_labels`) and are
-read from there ever after. A file that is already there is used as it is.
+read from there ever after. A file that is already there is used as it is. `femnist` is made in the same way
+from files that LEAF's scripts wrote. `load("emnist:0.1")` gives a tenth of the images.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfl_lite.data import glyphs
+from pfl_lite.data import glyphs, leaf
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.files import write_npz
+from pfl_lite.seeds import generator
 
 DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
 
@@ -29,7 +33,8 @@ class Card:
     """What a data set is, where it comes from and how its pixels are scaled.
 
     `size` is the side of the square images in pixels; `mean` and `std` are per channel, for pixels scaled to
-    [0, 1].
+    [0, 1]; `writers` is the number of people who wrote the images, 0 where the data set does not tell them
+    apart. `test_size` 0 means that the images are cut into training and test images when they are read.
     """
 
     name: str
@@ -46,6 +51,14 @@ class Card:
     how_to_get: str
     note: str = ""
     writers: int = 0
+
+    @property
+    def extent(self) -> str:
+        """How many images there are, in a few words."""
+        cut = (
+            f" for training, {self.test_size:,} for testing" if self.test_size else ", cut when they are read"
+        )
+        return f"{self.train_size:,}{cut}"
 
 
 @dataclass(frozen=True)
@@ -201,10 +214,33 @@ _CARDS = (
         std=(0.3081,),
         how_to_get=_TORCHVISION.format(name="emnist"),
         note="The published files hold every image transposed; ours are upright. The files do not say who "
-        "wrote what.",
+        "wrote what. FedEM and FedMN use a tenth of the images, 81,425: `emnist:0.1`.",
+    ),
+    Card(
+        name="femnist",
+        title="FEMNIST: 62 characters by their writers",
+        source="S. Caldas et al. (2018), LEAF: A Benchmark for Federated Settings, arXiv:1812.01097, from NIST's "
+        "Special Database 19",
+        licence="No formal licence; a work of the United States government, free to use with a citation",
+        classes=glyphs.CHARACTERS,
+        size=leaf.SIZE,
+        channels=1,
+        train_size=805_263,
+        test_size=0,
+        mean=(0.1307,),
+        std=(0.3081,),
+        how_to_get="Run LEAF's scripts (https://github.com/TalwalkarLab/leaf, `data/femnist`) and put the JSON files "
+        "they write into femnist/train and femnist/test in the data folder ($PFL_LITE_DATA, else ~/.cache/pfl_lite), "
+        "or uncut into femnist/all; they are converted to femnist.npz at the first use. Or put such a file there "
+        "yourself (as for EMNIST, and integer train_writers and test_writers).",
+        note="The number of images is the LEAF paper's (of 3,550 writers); yours is that of the files. Writers with two "
+        "images or fewer are left out, as in FedEM. Of uncut files one fifth of every writer's images, always the same, is for "
+        "testing. Images are dark on white, as LEAF has them; mean and deviation are MNIST's, as in the FedEM code.",
+        writers=3_550,
     ),
 )
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_WRITERS = ("train_writers", "test_writers")
 
 
 def datasets() -> dict[str, Card]:
@@ -220,9 +256,13 @@ def data_folder() -> Path:
 def load(name: str) -> Images:
     """Load a data set by name; the sizes on its card are those of the images loaded.
 
-    Raises InputError for an unknown name, for a damaged file (which is named and left alone), and when the
-    data are neither in `data_folder()` nor to be had over the network.
+    `name:0.1` is a random tenth of it, always the same. Raises InputError for an unknown name or a fraction that
+    leaves nothing, for a damaged file (which is named and left alone), and when the data are neither in
+    `data_folder()` nor to be had over the network.
     """
+    base, colon, text = name.partition(":")
+    if colon:
+        return _sample(load(base), name, _fraction(base, text))
     cards = datasets()
     if name not in cards:
         raise unknown("data set", name, cards)
@@ -239,7 +279,7 @@ def load(name: str) -> Images:
 
 
 def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
-    """Read and check a data file: the four arrays, labels as int64, and the writers' numbers if it has them.
+    """Read and check a data file: the four arrays, labels as int64, and where the card speaks of writers, theirs.
 
     Raises one InputError that names the file if it is damaged, or its arrays are not those of the card.
     """
@@ -253,7 +293,8 @@ def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
         Exception
     ) as error:  # a broken archive fails in many ways: zip, zlib, header syntax, a shape too large
         raise _damaged(path, card, "is damaged or half-written") from error
-    missing = [key for key in _KEYS if not isinstance(arrays.get(key), np.ndarray)]
+    keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
+    missing = [key for key in keys if not isinstance(arrays.get(key), np.ndarray)]
     if missing:
         raise _damaged(path, card, f"has no array {', '.join(missing)}")
     shape = ["n", card.size, card.size] if card.channels == 1 else ["n", card.size, card.size, card.channels]
@@ -268,19 +309,63 @@ def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
         if labels.min() < 0 or labels.max() >= len(card.classes):
             raise _damaged(path, card, f"has {split}_labels outside 0..{len(card.classes) - 1}")
         arrays[f"{split}_labels"] = labels.astype(np.int64)
+        if card.writers:
+            writers = arrays[f"{split}_writers"]
+            if writers.shape != labels.shape or writers.dtype.kind not in "iu" or writers.min() < 0:
+                raise _damaged(
+                    path, card, f"does not have one number of a writer an image as {split}_writers"
+                )
+            arrays[f"{split}_writers"] = writers.astype(np.int64)
     return arrays
 
 
 def _damaged(path: Path, card: Card, what: str) -> InputError:
-    again = "it is drawn anew" if card.name == "glyphs" else "it is fetched again"
+    again = {"glyphs": "it is drawn anew", "femnist": "it is made from LEAF's files"}.get(
+        card.name, "it is fetched again"
+    )
     good = f"put a good {path.name} in its place"
     return InputError(f"{path} {what}: delete it, then {again} at the next use, or {good}")
 
 
 def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:
-    card = replace(card, train_size=len(arrays["train_labels"]), test_size=len(arrays["test_labels"]))
-    keys = (*_KEYS, "train_writers", "test_writers") if card.writers else _KEYS
-    return Images(name=card.name, card=card, **{key: arrays[key] for key in keys if key in arrays})
+    keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
+    card = replace(
+        card,
+        train_size=len(arrays["train_labels"]),
+        test_size=len(arrays["test_labels"]),
+        writers=len(np.unique(np.concatenate([arrays[key] for key in _WRITERS]))) if card.writers else 0,
+    )
+    own: dict[str, Any] = {key: arrays[key] for key in keys}
+    return Images(name=card.name, card=card, **own)
+
+
+def _fraction(base: str, text: str) -> float:
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = 0
+    if not 0 < fraction <= 1:
+        raise InputError(f"the part of a data set is a number in (0, 1], e.g. {base}:0.1, not '{text}'")
+    return fraction
+
+
+def _sample(images: Images, name: str, fraction: float) -> Images:
+    """A part of the images drawn at random, in their order; a smaller part is contained in a larger one."""
+    rng = generator(0, "part of a data set")
+    n_train, n_test = images.card.train_size, images.card.test_size
+    wanted = math.floor(
+        fraction * (n_train + n_test) + 1e-6
+    )  # FedEM's int(s_frac * n), whatever floats make of it
+    wanted_test = math.floor(fraction * n_test + 1e-6)
+    arrays: dict[str, np.ndarray] = {}
+    for split, n, some in (("train", n_train, wanted - wanted_test), ("test", n_test, wanted_test)):
+        if some == 0:
+            raise InputError(f"'{name}' leaves none of the {n} {split} images: take a larger part")
+        rows = np.sort(rng.permutation(n)[:some])
+        for key in ("images", "labels", "writers"):
+            if (array := getattr(images, f"{split}_{key}")) is not None:
+                arrays[f"{split}_{key}"] = array[rows]
+    return replace(_images(images.card, arrays), name=name)
 
 
 def _digits() -> dict[str, np.ndarray]:
@@ -326,7 +411,10 @@ def _figures(drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _convert(card: Card, path: Path) -> None:
-    """Fetch a data set through torchvision and write it to `path`."""
+    """Fetch a data set through torchvision, or read LEAF's files, and write it to `path`."""
+    if card.name == "femnist":
+        _convert_leaf(path)
+        return
     try:
         with _timeout(DOWNLOAD_TIMEOUT):
             arrays = _FETCH[card.name](path.parent / "downloads")
@@ -341,6 +429,22 @@ def _convert(card: Card, path: Path) -> None:
     finally:
         with suppress(OSError):  # archives that were fetched stay; an empty folder does not
             (path.parent / "downloads").rmdir()
+
+
+def _convert_leaf(path: Path) -> None:
+    folder = path.parent / "femnist"
+    arrays = leaf.read(folder, len(glyphs.CHARACTERS))
+    if arrays is None:
+        raise InputError(
+            f"{path} does not exist and cannot be fetched: put the JSON files that LEAF's scripts write "
+            f"(data/femnist of https://github.com/TalwalkarLab/leaf) into {folder / 'train'} and {folder / 'test'}, or "
+            f"uncut into {folder / 'all'}, or put femnist.npz there yourself, with uint8 train_images and test_images, "
+            "and integer labels and writers of both"
+        )
+    try:
+        write_npz(path, arrays)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

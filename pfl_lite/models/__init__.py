@@ -61,7 +61,7 @@ NETWORKS: dict[str, NetworkSpec] = {
 def auto_network(name: str, data: str) -> str:
     """The network's name; `auto` means small_cnn for the embedded data sets and LeNet-5 for the others."""
     if name == "auto":
-        return "small_cnn" if data in ("digits", "glyphs", "glyphs10") else "lenet"
+        return "small_cnn" if data.split(":")[0] in ("digits", "glyphs", "glyphs10") else "lenet"
     if name not in NETWORKS:
         raise unknown("model", name, [*NETWORKS, "auto"])
     return name
