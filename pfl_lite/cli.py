@@ -51,7 +51,17 @@ app = typer.Typer(
 Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`), or NAME:0.1 for a tenth of it")]
 Partition = Annotated[
     str,
-    typer.Option(help="iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, blocks:G, concept:G or writers"),
+    typer.Option(
+        help="iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, groups:G:ALPHA, pachinko:ALPHA:BETA, blocks:G, "
+        "concept:G, writers or writers:K"
+    ),
+]
+Split = Annotated[
+    str,
+    typer.Option(
+        help="published: the data set's own training and test images; fedem: both merged, and each client's own "
+        "images cut 80:20"
+    ),
 ]
 Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
@@ -156,6 +166,7 @@ def partition(
     data: Data = "digits",
     partition: Partition = "dirichlet:0.4",
     clients: Clients = 10,
+    split: Split = "published",
     seed: Seed = 0,
     out: Annotated[
         Path | None,
@@ -173,7 +184,8 @@ def partition(
     Example: `pfl-lite partition --data digits --partition dirichlet:0.4 --clients 8 --plot clients.png`
 
     Labels are counted as each client sees them. In the file, relabel/i is the label under which client i sees
-    each class (only where that changes anything), and group the true group of every client.
+    each class (only where that changes anything), and group the true group of every client. With --split fedem
+    all three index the training images followed by the test images.
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
@@ -181,7 +193,7 @@ def partition(
     from pfl_lite.data.partition import save_partition
 
     check_writable(out, plot)
-    images = load(data)
+    images = load(data).with_split(split)
     indices = share_out(images, partition, clients, seed)
     federation = Federation.build(images, indices)
     typer.echo(federation.summary())
@@ -237,6 +249,7 @@ def run(
     data: Data = "digits",
     model: Annotated[str, typer.Option(help="network (see `pfl-lite models`) or auto")] = "auto",
     partition: Partition = "dirichlet:0.4",
+    split: Split = "published",
     clients: Clients = 10,
     rounds: Annotated[int, typer.Option(help="communication rounds T")] = 10,
     epochs: Annotated[int, typer.Option(help="local epochs E a round")] = 1,
@@ -289,7 +302,8 @@ def run(
     check_writable(out, save, checkpoint)
     own = parse_settings(set_ or [])
     options = {
-        "data": data, "model": model, "partition": partition, "clients": clients, "rounds": rounds, "epochs": epochs,
+        "data": data, "model": model, "partition": partition, "split": split, "clients": clients,
+        "rounds": rounds, "epochs": epochs,
         "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
         "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,

@@ -113,6 +113,23 @@ def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None
     assert len(rows) == len(set(rows.tolist()))
 
 
+def test_each_client_may_cut_its_own_images(tmp_path: Path) -> None:
+    parts, out = tmp_path / "parts.npz", tmp_path / "run.json"
+    few = ["--data", "digits:0.5", "--partition", "groups:3:0.4", "--clients", 4, "--split", "fedem"]
+    assert call("partition", *few, "--out", parts).exit_code == 0
+    with np.load(parts) as file:
+        rows = np.concatenate([file[name] for name in file.files])
+    assert np.array_equal(np.sort(rows), np.arange(898))  # half of 1438 + 359
+    result = call("run", "fedavg", *few, "--rounds", 1, "--val-fraction", 0.25, "--out", out)
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    sizes = np.array([report["final"]["train_size"], report["final"]["test_size"]])
+    assert report["config"]["split"] == "fedem" and report["config"]["model"] == "small_cnn"
+    assert abs(sizes.sum(axis=1) / 898 - [0.6, 0.2]).max() < 0.01
+    result = call("run", "fedavg", "--split", "fedme")
+    assert result.exit_code == 2 and "fedem" in result.output and "split" in result.output
+
+
 def test_partition_writes_groups_and_relabelling_where_there_are_any(tmp_path: Path) -> None:
     out, plot = tmp_path / "parts.npz", tmp_path / "parts.png"
     given = ["--clients", 4, "--partition", "concept:2", "--out", out, "--plot", plot]

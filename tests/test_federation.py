@@ -162,6 +162,61 @@ def test_feature_shift_by_writers() -> None:
         make_federation(pictures(), "writers", 3, 1)
 
 
+@pytest.mark.parametrize("spec", ["iid", "dirichlet:0.4", "groups:3:2", "classes:5", "concept:2", "writers"])
+@pytest.mark.parametrize("fraction", [0, 0.25])
+def test_every_client_cuts_its_own_images(spec: str, fraction: float) -> None:
+    hands = {"train_writers": np.arange(60) % 6, "test_writers": np.arange(30) % 6}
+    data = replace(pictures(), **hands)  # type: ignore[arg-type]
+    federation = make_federation(data, spec, 4, 1, val_fraction=fraction, split="fedem", dtype=torch.float64)
+    sizes = federation.train_sizes + federation.val_sizes + federation.test_sizes
+    assert sizes.sum() == 90
+    assert torch.equal(
+        torch.cat([*federation.train, *federation.val, *federation.test]).sort().values, torch.arange(90)
+    )
+    for n, train, val, test in zip(
+        *(s.tolist() for s in (sizes, federation.train_sizes, federation.val_sizes, federation.test_sizes)),
+        strict=True,
+    ):
+        assert (
+            test == n - n * 4 // 5 and train == int((1 - fraction) * (n * 4 // 5)) and train + val + test == n
+        )
+    # Training images stand before test images, and both are looked up in one and the same tensor.
+    published = make_federation(data, spec, 4, 1, dtype=torch.float64)
+    assert federation.test_images is federation.images and published.test_images is not published.images
+    assert torch.equal(federation.images, torch.cat([published.images, published.test_images]))
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    for i in range(4):
+        shift = 5 if spec == "concept:2" and i >= 2 else 0
+        for split, seen in (
+            ("train", federation.labels),
+            ("val", federation.labels),
+            ("test", federation.test_labels),
+        ):
+            rows = getattr(federation, split)[i]
+            assert seen[rows].tolist() == ((labels[rows] + shift) % 10).tolist()
+        if spec == "writers":  # nobody else has an image of a client's writers
+            hands_of = [
+                torch.cat([getattr(federation, split)[j] for split in ("train", "val", "test")]) % 6
+                for j in (0, i)
+            ]
+            assert i == 0 or not set(hands_of[0].tolist()) & set(hands_of[1].tolist())
+    # The same test images whatever becomes of the others; other ones for another seed.
+    again = make_federation(data, spec, 4, 1, val_fraction=0.5, split="fedem")
+    other = make_federation(data, spec, 4, 2, val_fraction=0.5, split="fedem")
+    assert all(torch.equal(a, b) for a, b in zip(again.test, federation.test, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(again.test, other.test, strict=True))
+
+
+def test_merged_images_are_refused_what_others_are() -> None:
+    for fraction in (-0.1, 1):
+        with pytest.raises(InputError, match="validation fraction"):
+            make_federation(pictures(), "iid", 4, 1, val_fraction=fraction, split="fedem")
+    with pytest.raises(InputError, match="says who wrote what"):
+        make_federation(pictures(), "writers", 4, 1, split="fedem")
+    with pytest.raises(InputError, match="unknown split"):
+        make_federation(pictures(), "iid", 4, 1, split="leaf")
+
+
 def test_relabelled_clients_share_no_image() -> None:
     data, turned = pictures(), np.roll(np.arange(10), -1)  # label y is seen as y + 1
     first, second, third = clients_of(([0, 1], [2], [0]), ([3], [4], [1]), ([5], [2], [2]))

@@ -417,6 +417,20 @@ def test_a_tenth_of_emnist_has_the_papers_size() -> None:
     assert len(tenth.train_labels) + len(tenth.test_labels) == 81_425  # int(0.1 * 814 255)
 
 
+def test_one_pool(folder: Path) -> None:
+    data = load("glyphs10")
+    pool = data.with_split("fedem")
+    assert pool.merged and not data.merged and data.with_split("published") is data
+    for part, n in (("images", 2_500), ("labels", 2_500), ("writers", 2_500)):
+        merged = getattr(pool, f"train_{part}")
+        assert merged is getattr(pool, f"test_{part}") and len(merged) == n
+        assert np.array_equal(merged[:2_000], getattr(data, f"train_{part}"))
+        assert np.array_equal(merged[2_000:], getattr(data, f"test_{part}"))
+    assert pool.merge() is pool and load("digits").merge().train_writers is None
+    with pytest.raises(InputError, match="unknown split 'fedme': did you mean fedem"):
+        data.with_split("fedme")
+
+
 # --- files that are there already, or should be ---
 
 

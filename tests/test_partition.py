@@ -590,6 +590,43 @@ def test_a_client_takes_a_test_image_rather_than_none() -> None:
     assert parts._fill_empty(alone.copy(), np.array([[0.6, 1.0], [0.4, 0.0]])).tolist() == alone.tolist()
 
 
+@given(
+    n=st.integers(1, 400),
+    fraction=st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.3, 0.5, 0.99]),
+    i=st.integers(0, 9),
+)
+def test_a_client_cuts_its_own_images(n: int, fraction: float, i: int) -> None:
+    own, nobody = np.arange(7, 7 + 3 * n, 3), np.array([], dtype=np.int64)
+    client = ClientIndices(own, nobody, nobody, relabel=np.array([1, 0]), group=4)
+    cut = parts.split_locally(client, i, fraction, seed=1)
+    assert np.array_equal(
+        np.sort(np.concatenate([cut.train, cut.val, cut.test])), own
+    )  # disjoint, nothing lost
+    assert len(cut.test) == (n - n * 4 // 5 if n > 1 else 0) and len(cut.train) >= 1
+    seen = n - len(cut.test)
+    assert len(cut.val) == min(math.ceil(fraction * seen - 1e-9), seen - 1)
+    assert all((np.diff(getattr(cut, split)) > 0).all() for split in SPLITS)
+    assert (cut.relabel is client.relabel) and cut.group == 4
+    # Test images do not depend on what becomes of the others; another client or seed has other ones.
+    assert np.array_equal(parts.split_locally(client, i, 0, seed=1).test, cut.test)
+    if n > 20:
+        assert not np.array_equal(parts.split_locally(client, i + 1, fraction, seed=1).test, cut.test)
+        assert not np.array_equal(parts.split_locally(client, i, fraction, seed=2).test, cut.test)
+
+
+def test_the_cut_by_hand() -> None:
+    nobody = np.array([], dtype=np.int64)
+    for n, sizes in (
+        (750, (450, 150, 150)),
+        (600, (360, 120, 120)),
+        (7, (3, 2, 2)),
+        (2, (1, 0, 1)),
+        (1, (1, 0, 0)),
+    ):
+        cut = parts.split_locally(ClientIndices(np.arange(n), nobody, nobody), 0, 0.25, 0)
+        assert (len(cut.train), len(cut.val), len(cut.test)) == sizes
+
+
 def test_validation_can_be_switched_off_and_leaves_one_training_image() -> None:
     train, test = labels_of([30, 30]), labels_of([5, 5])
     assert sum(len(c.val) for c in partition_labels(train, test, 2, "iid", 3, 0, val_fraction=0)) == 0

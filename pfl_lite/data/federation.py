@@ -23,7 +23,8 @@ class Federation:
 
     `images` [n, channels, size, size] and `test_images` are normalised floats, `labels` [n] and `test_labels`
     int64. `train[i]`, `val[i]` index `images`, `test[i]` indexes `test_images`, all int64 tensors on the same
-    device.
+    device. Where the data set's images are merged (split `fedem`), `test_images` is `images`: what is a
+    client's to be tested on, `test[i]` alone can say.
 
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
     rewritten when the federation was built, so that nobody need know of it afterwards. `groups` int64
@@ -77,13 +78,16 @@ class Federation:
         labels = _as_seen(images.train_labels, clients, ("train", "val"), len(images.card.classes))
         test_labels = _as_seen(images.test_labels, clients, ("test",), len(images.card.classes))
         groups = known_groups(clients)
+        pixels = _normalised(images.train_images, images.card, size, dtype, device)
 
         return cls(
             name=images.name,
             card=images.card,
-            images=_normalised(images.train_images, images.card, size, dtype, device),
+            images=pixels,
             labels=torch.as_tensor(labels, dtype=torch.int64, device=device),
-            test_images=_normalised(images.test_images, images.card, size, dtype, device),
+            test_images=pixels
+            if images.merged
+            else _normalised(images.test_images, images.card, size, dtype, device),
             test_labels=torch.as_tensor(test_labels, dtype=torch.int64, device=device),
             train=train,
             val=val,
@@ -178,15 +182,18 @@ def make_federation(
     seed: int,
     *,
     val_fraction: float = 0.2,
+    split: str = "published",
     size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Federation:
     """Load a data set (or take one), distribute it and build the federation.
 
-    Raises InputError as the three steps do.
+    `split`: `published` deals out the data set's training and test images by the same recipe; `fedem` merges
+    them, deals out all, and cuts every client's own images 80 : 20 into training and test images (Marfoq et al.,
+    2021). Raises InputError as the three steps do.
     """
-    images = load(data) if isinstance(data, str) else data
+    images = (load(data) if isinstance(data, str) else data).with_split(split)
     indices = partitions.partition(images, partition, clients, seed, val_fraction)
     return Federation.build(images, indices, size=size, dtype=dtype, device=device)
 

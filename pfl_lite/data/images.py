@@ -25,6 +25,7 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.files import write_npz
 from pfl_lite.seeds import generator
 
+SPLITS = ("published", "fedem")
 DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
 
 
@@ -65,7 +66,8 @@ class Card:
 class Images:
     """A data set in memory: uint8 images [n, H, W] (grey) or [n, H, W, 3] (colour), int64 labels [n].
 
-    `train_writers` and `test_writers` (int64 [n]) say who wrote an image, where the data set knows it.
+    `train_writers` and `test_writers` (int64 [n]) say who wrote an image, where the data set knows it. Where the
+    images are `merged`, the training images are all images, and the test images are the same arrays.
     """
 
     name: str
@@ -76,6 +78,26 @@ class Images:
     card: Card
     train_writers: np.ndarray | None = None
     test_writers: np.ndarray | None = None
+    merged: bool = False
+
+    def merge(self) -> Images:
+        """The data set as one pool, test images after training images: every client cuts its own images instead."""
+        if self.merged:
+            return self
+        pools: dict[str, Any] = {}
+        for part in ("images", "labels", "writers"):
+            train, test = getattr(self, f"train_{part}"), getattr(self, f"test_{part}")
+            if train is not None and test is not None:
+                pools[f"train_{part}"] = pools[f"test_{part}"] = np.concatenate([train, test])
+        return replace(self, merged=True, **pools)
+
+    def with_split(self, split: str) -> Images:
+        """As they are (`published`), or merged (`fedem`: Marfoq et al. (2021) cut client by client); raises
+        InputError for another name.
+        """
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        return self.merge() if split == "fedem" else self
 
 
 _EMBEDDED = "Nothing to do: it is made on this machine, without a network."

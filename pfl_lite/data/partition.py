@@ -4,7 +4,9 @@ Every partitioner answers one question with a *share matrix* [clients, classes]:
 each client get?  A column sums to 1, or to 0 for a class that nobody holds.  The training images are first
 split into training and validation images (random, stratified by class); then training, validation and test
 images are all dealt out with the *same* shares, so that a client is always tested on the kind of images it
-was trained on.  `writers` says the same of writers instead of classes, `groups` of groups of classes.
+was trained on.  `writers` says the same of writers instead of classes, `groups` of groups of classes.  Where
+training and test images were merged into one pool (`Images.merge`), the pool is dealt out once, and every
+client cuts its own images.
 
 Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
 `blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -40,7 +42,8 @@ CIFAR100_COARSE = (
 class ClientIndices:
     """The images of one client as sorted int64 indices.
 
-    `train` and `val` index the training images of the data set, `test` its test images. `relabel` int64
+    `train` and `val` index the training images of the data set, `test` its test images (all three its one pool
+    of images, where these are merged: its training images, followed by its test images). `relabel` int64
     [classes] is the label under which this client sees each class, in all three; None where labels stay as
     they are. `group` is the true group of the client, None where the partition makes no groups.
     """
@@ -573,7 +576,7 @@ class _Card(Protocol):
 
 class Labelled(Protocol):
     """Anything with labels, perhaps writers, and a card that names the classes; `pfl_lite.data.images.Images`
-    is one.
+    is one. `merged` says that its training images are all its images, and its test images the same.
     """
 
     @property
@@ -586,6 +589,8 @@ class Labelled(Protocol):
     def test_writers(self) -> np.ndarray | None: ...
     @property
     def card(self) -> _Card: ...
+    @property
+    def merged(self) -> bool: ...
 
 
 def partition(
@@ -593,14 +598,20 @@ def partition(
 ) -> list[ClientIndices]:
     """Distribute a data set over clients: one `ClientIndices` a client, the same for the same arguments.
 
-    Raises InputError if the spec is wrong or the data set cannot be cut that way.
+    Merged images are dealt out as one, and every client's own are cut by `split_locally`. Raises InputError if
+    the spec is wrong or the data set cannot be cut that way.
     """
     classes = len(images.card.classes)
+    labels, test_labels = images.train_labels, images.test_labels
     train, test = images.train_writers, images.test_writers
     writers = None if train is None or test is None else (train, test)
-    return partition_labels(
-        images.train_labels, images.test_labels, classes, spec, clients, seed, val_fraction, writers
-    )
+    if not images.merged:
+        return partition_labels(labels, test_labels, classes, spec, clients, seed, val_fraction, writers)
+    _check_fraction(val_fraction)
+    if writers is not None:
+        writers = writers[0], writers[0][:0]
+    dealt = partition_labels(labels, labels[:0], classes, spec, clients, seed, 0, writers)
+    return [split_locally(client, i, val_fraction, seed) for i, client in enumerate(dealt)]
 
 
 def partition_labels(
@@ -625,8 +636,7 @@ def partition_labels(
         raise InputError(f"the number of clients must be at least 1, not {clients}")
     if seed < 0:
         raise InputError(f"the seed must be 0 or more, not {seed}")
-    if not 0 <= val_fraction < 1:
-        raise InputError(f"the validation fraction must be in [0, 1), not {val_fraction:g}")
+    _check_fraction(val_fraction)
     if partitioner.by == "writer":
         train_kinds, test_kinds = _checked(writers, len(train_labels), len(test_labels), partitioner)
         sizes = np.bincount(train_kinds, minlength=int(test_kinds.max(initial=-1)) + 1)
@@ -689,6 +699,23 @@ def split_validation(
             members = members[_alternate(spread[members])]
         held_out[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def split_locally(client: ClientIndices, number: int, val_fraction: float, seed: int) -> ClientIndices:
+    """Cut a client's own images (`client.train`) at random: 80 % for training, rounded down, the rest for testing
+    (FedEM's `generate_data.py`).
+
+    A `val_fraction` of the 80 %, rounded up, becomes validation images: 0.25 gives 60 : 20 : 20, as FedEM has it
+    for tuning. At least one image is left to train on. Test images depend on `seed` and the client's `number`
+    alone.
+    """
+    order = generator(seed, "local split", number).permutation(client.train)
+    seen = max(len(order) * 4 // 5, 1)
+    # 0.7 * 10 must not lose an image to float rounding
+    kept = max(math.floor((1 - val_fraction) * seen + 1e-9), 1)
+    return replace(
+        client, train=np.sort(order[:kept]), val=np.sort(order[kept:seen]), test=np.sort(order[seen:])
+    )
 
 
 def apportion(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -757,6 +784,11 @@ def save_partition(path: str | Path, clients: list[ClientIndices]) -> None:
         write_npz(Path(path), arrays)
     except OSError as error:
         raise InputError(f"cannot write the partition to {path}: {error.strerror or error}") from error
+
+
+def _check_fraction(val_fraction: float) -> None:
+    if not 0 <= val_fraction < 1:
+        raise InputError(f"the validation fraction must be in [0, 1), not {val_fraction:g}")
 
 
 def _check_groups(spec: str, count: int, classes: int) -> None:

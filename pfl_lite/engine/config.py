@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pfl_lite.data.images import SPLITS
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
 from pfl_lite.methods.base import check_choice
@@ -36,7 +37,10 @@ class RunConfig:
     model: str = "auto"
     """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise."""
     partition: str = "dirichlet:0.4"
-    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, blocks:G, concept:G, writers."""
+    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, groups:G:ALPHA,
+    pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K."""
+    split: str = "published"
+    """Training and test images: the data set's (`published`), or each client's own, merged and cut 80 : 20 (`fedem`)."""
     clients: int = 10
     """N, the number of clients."""
     rounds: int = 10
@@ -100,6 +104,7 @@ class RunConfig:
         self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
         check_choice(
             "run",
+            split=(self.split, SPLITS),
             ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
             engine=(self.engine, ("loop", "vmap", "auto")),
             device=(self.device, ("auto", "cpu", "cuda")),

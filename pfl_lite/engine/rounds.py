@@ -56,6 +56,7 @@ class Simulation:
                 config.clients,
                 config.seed,
                 val_fraction=config.val_fraction,
+                split=config.split,
                 size=NETWORKS[config.model].size,
                 dtype=DTYPES[config.dtype],
                 device=config.device,
