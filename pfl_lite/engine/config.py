@@ -132,6 +132,11 @@ class RunConfig:
         return asdict(self) | {"method": {"name": self.method.name, **asdict(self.method)}}
 
 
+def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the settings that came later: at their defaults, which is how the run was made."""
+    return {f.name: f.default for f in fields(RunConfig) if f.name != "method"} | stored
+
+
 def make_config(method: str | Method, **settings: Any) -> RunConfig:
     """A checked configuration from a method (or its name) and settings; unknown names belong to the method.
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.engine.communication import traffic
-from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config
+from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, PerClient
@@ -319,8 +319,8 @@ class Simulation:
             content = torch.load(path, map_location=self.config.device, weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not its own
             raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
-        mine = trajectory(self.config)
-        other = [name for name in mine if content["config"].get(name) != mine[name]]
+        mine, there = trajectory(self.config), with_defaults(content["config"])
+        other = [name for name in mine if there.get(name) != mine[name]]
         if other:
             raise InputError(
                 f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "

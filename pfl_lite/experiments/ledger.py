@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from pfl_lite.engine.config import with_defaults
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain
 
@@ -140,7 +141,7 @@ class Ledger:
             return plain(entry) != there
         if not there["complete"]:
             return True
-        old, new = there["config"], plain(entry["config"])
+        old, new = with_defaults(there["config"]), with_defaults(plain(entry["config"]))
         if changed := sorted(key for key in {*old, *new} - MACHINE_KEYS if old.get(key) != new.get(key)):
             raise InputError(
                 f"{path} already holds a complete run with another configuration "

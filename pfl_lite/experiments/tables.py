@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pfl_lite.engine.config import with_defaults
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import Experiment, get_experiment
@@ -70,7 +71,7 @@ def shortfalls(experiment: Experiment, runs: Sequence[Run], unfinished: Sequence
             said.append("no s.d. from one seed")
         if (least := min(run["rounds"][-1]["round"] for run in runs)) < experiment.rounds:
             said.append(f"{least} rounds of {experiment.rounds}")
-        configs = [run["config"] for run in runs]
+        configs = [with_defaults(run["config"]) for run in runs]
         keys = sorted({key for config in configs for key in config} - {"seed"})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
             said.append(f"the seeds differ in {', '.join(unlike)}")
