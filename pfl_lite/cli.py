@@ -279,7 +279,9 @@ def run(
     eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode"),
+        typer.Option(
+            "--set", help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode, ft_every"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON with every round and the clients' final numbers")

@@ -92,13 +92,23 @@ def test_has_counts_only_complete_runs_of_at_least_so_many_rounds(ledger):
     assert [r["seed"] for r in ledger.read("toy", unfinished=True)] == [1]
 
 
+def test_a_longer_run_takes_the_place_of_the_same_run_for_fewer_rounds(ledger):
+    path = ledger.write(make_run(rounds=2))
+    assert ledger.write(make_run(rounds=3)) == path
+    assert ledger.get("toy", "fedavg", 0)["rounds"][-1]["round"] == 3
+    before = path.read_bytes()
+    ledger.write(make_run(rounds=2))
+    assert path.read_bytes() == before
+    with pytest.raises(InputError, match="other: lr"):
+        ledger.write(make_run(rounds=4, lr=0.1))
+
+
 def test_a_complete_run_is_never_overwritten(ledger):
     path = ledger.write(make_run())
     before = path.read_bytes()
     with pytest.raises(InputError, match=r"fedavg-seed0\.json already holds .*\(other: lr\)"):
         ledger.write(make_run(lr=0.1))
-    with pytest.raises(InputError, match="other: rounds"):
-        ledger.check(make_run(rounds=3))
+    assert not ledger.check(make_run(rounds=1)), "a shorter one is not news"
     slower = make_run()
     slower["seconds"] = 99.0
     assert ledger.write(slower) == path  # the same configuration: what is there stays

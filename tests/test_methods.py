@@ -6,6 +6,7 @@ What a method promises by itself stands with its family: `test_methods_sharing.p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
@@ -35,7 +36,8 @@ from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.apfl import mix
-from pfl_lite.methods.base import Round, unpack
+from pfl_lite.methods.base import Round, flatten, unpack
+from pfl_lite.methods.pfedmb import project_onto_simplex
 from pfl_lite.methods.weighted_mean import weighted_mean
 
 LAYERED = {
@@ -596,10 +598,96 @@ def test_settings_that_do_not_fit_the_run_are_refused_before_any_work(
         untrained(method, federation, **settings)
 
 
-def test_pfedme_warns_in_one_sentence_where_the_local_model_would_overshoot() -> None:
-    with pytest.warns(UserWarning, match=r"lr \* lam is 1.5; above 1 .* an lr of at most 0.0666667"):
-        make_config("pfedme", lr=0.1)
-    assert make_config("pfedme", lr=1 / 15).lr * 15 <= 1
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lr": 0.2, "inner_lr": 0.001}, r"lr \* lam is 3, with which the tie overshoots .* a smaller lr$"),
+        (
+            {"lr": 0.05, "inner_lr": 0.2},
+            r"inner_lr \* lam is 3, with which the tie overshoots .* a smaller inner_lr$",
+        ),
+    ],
+)
+def test_pfedme_warns_in_one_sentence_where_the_tie_would_overshoot(
+    settings: dict[str, float], says: str
+) -> None:
+    with pytest.warns(UserWarning, match=says):
+        make_config("pfedme", **settings)
+
+
+@pytest.mark.filterwarnings("error")
+def test_pfedme_is_silent_where_the_inner_steps_damp_what_the_outer_step_overshoots() -> None:
+    make_config("pfedme", lr=1 / 15)
+    make_config("pfedme", lr=0.2, inner_lr=1 / 15)  # theta is brought onto w: |1 - 3| * 0 < 1
+
+
+@pytest.mark.parametrize(
+    ("lr", "inner_lr"), [(0.2, 0.01), (0.3, 0.01), (0.05, 0.2), (0.12, 0.13), (0.4, 0.02)]
+)
+def test_pfedme_warns_where_theta_minus_w_grows_and_only_there(lr: float, inner_lr: float) -> None:
+    theta, w, lam = 1.0, 0.0, 15.0
+    for _ in range(40):  # mini-batches whose data say nothing
+        for _ in range(5):
+            theta -= inner_lr * lam * (theta - w)
+        w -= lr * lam * (w - theta)
+    method = METHODS["pfedme"](inner_lr=inner_lr)
+    assert (method.check_run(RunConfig(lr=lr)) is not None) == (abs(theta - w) > 1)
+
+
+def test_scaffold_warns_in_one_sentence_of_momentum() -> None:
+    with pytest.warns(UserWarning, match=r"momentum 0.9 .* up to 10 times too long.* momentum 0 is what"):
+        make_config("scaffold", momentum=0.9)
+
+
+def test_ifca_draws_its_starting_models_anew(federation: Any) -> None:
+    starts = [untrained("ifca", federation, clusters=2, draw=draw).server for draw in (0, 1)]
+    assert not same(*starts, 1e-2)
+    four = untrained("ifca", federation, clusters=4).server  # the same stream: models 0, 1 | 2, 3
+    assert all(
+        same(start, {k: t[2 * d : 2 * d + 2] for k, t in four.items()}, 0) for d, start in enumerate(starts)
+    )
+
+
+def test_fedamp_takes_the_quantile_of_the_distances_that_it_is_told(federation: Any) -> None:
+    sigmas = [train("fedamp", federation, rounds=1, quantile=q).server["sigma"] for q in (0, 0.5, 1)]
+    w = flatten(train("fedamp", federation, rounds=1).clients)
+    pairs = torch.pdist(w) ** 2
+    assert torch.allclose(
+        torch.stack(sigmas), torch.stack([pairs.min(), pairs.median(), pairs.max()]), rtol=0.2
+    )
+    assert torch.allclose(torch.stack(sigmas)[[0, 2]], torch.stack([pairs.min(), pairs.max()]), rtol=1e-10)
+
+
+def test_projection_survives_large_numbers_and_keeps_nan() -> None:
+    large = torch.tensor([[1e8, 3e7, -5e7], [0.2, 0.3, 0.9]])
+    assert torch.allclose(project_onto_simplex(large), torch.tensor([[1, 0, 0], [0, 0.2, 0.8]]), atol=1e-6)
+    assert project_onto_simplex(torch.full((2, 3), torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedrep", "apfl"])
+def test_looking_at_newcomers_is_not_counted_as_training(federation: Any, method: str) -> None:
+    often, rarely = (
+        train(method, federation, rounds=4, participation=0.2, eval_every=every) for every in (1, 4)
+    )
+    assert often.map.images_trained == rarely.map.images_trained
+
+
+def test_a_run_refuses_what_its_method_refuses_however_it_was_configured(federation: Any) -> None:
+    with pytest.raises(InputError, match="fedem scores a mixture"):
+        Simulation(replace(make_config("fedem", **FAST), ft_epochs=1), federation)
+    with pytest.raises(InputError, match="fedprox: mu must be 0 or more, not inf"):
+        METHODS["fedprox"](mu=float("inf"))
+    with pytest.raises(InputError, match="clients must be a whole number, not 'True'"):
+        make_config("fedavg", clients=True)
+    with pytest.raises(InputError, match="server_momentum must be below 1, not 1"):
+        METHODS["pfedhn"](server_momentum=1.0)
+
+
+def test_a_client_without_training_images_is_refused(federation: Any) -> None:
+    bare = copy.copy(federation)
+    bare.train = [federation.train[0][:0], *federation.train[1:]]
+    with pytest.raises(InputError, match="client 0 has no training images: leave it out"):
+        Simulation(make_config("fedavg", **FAST), bare)
 
 
 def test_pfedmb_aggregates_every_layer_by_its_own_alpha(federation: Any) -> None:

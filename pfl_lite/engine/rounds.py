@@ -36,6 +36,7 @@ from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
+ALL_WATCHED, SMALL_STATE = 20, 200  # so many first rounds are all watched where the state is so small
 
 
 class Simulation:
@@ -49,6 +50,7 @@ class Simulation:
     def __init__(self, config: RunConfig, federation: Federation | None = None) -> None:
         config = self.config = config.resolved()
         self.method: Method = config.method
+        self.method.check_run(config)  # its advice was given where the configuration was made
         if federation is None:
             federation = make_federation(
                 config.data,
@@ -175,6 +177,7 @@ class Simulation:
         new = self.everyone[~self.sampled]
         if self.round == 0 or not len(new) or type(self.method).arrive is Method.arrive:
             return self.clients
+        counted = self.map.images_trained
         states = self.map(
             lambda server, client, work: (self.method.arrive(server, client, work),),
             self.server,
@@ -183,6 +186,7 @@ class Simulation:
             self.round + 1,
             self.settings,
         )[0]
+        self.map.images_trained = counted  # a newcomer's steps belong to looking, not to training
         return {name: rows.index_copy(0, new, states[name]) for name, rows in self.clients.items()}
 
     def state(self) -> Params:
@@ -251,9 +255,10 @@ class Simulation:
         if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
             self._tuned = self.tuned_models()
             self._score(entry, "tuned", self._tuned)
-        if last or self.round in WATCHED_ROUNDS:
-            state = self.state()
-            for name in self.method.watched:
+        state = self.state() if self.method.watched else {}
+        for name in self.method.watched:
+            small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
+            if last or self.round in WATCHED_ROUNDS or small:
                 self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
         self.history.rounds.append(entry)
         return entry
@@ -409,6 +414,9 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
     for name, (asked, given) in wanted.items():
         if asked != given:
             raise InputError(f"the federation given has {name} {given}, but the run asks for {name} {asked}")
+    empty = [i for i, images in enumerate(federation.train_sizes.tolist()) if not images]
+    if empty:
+        raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
 
 
 def trajectory(config: RunConfig) -> dict[str, Any]:

@@ -142,12 +142,13 @@ class Ledger:
         if not there["complete"]:
             return True
         old, new = with_defaults(there["config"]), with_defaults(plain(entry["config"]))
-        if changed := sorted(key for key in {*old, *new} - MACHINE_KEYS if old.get(key) != new.get(key)):
+        free = MACHINE_KEYS | {"rounds"}  # the same run for more rounds begins with the shorter one
+        if changed := sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key)):
             raise InputError(
                 f"{path} already holds a complete run with another configuration "
                 f"(other: {', '.join(changed)}): move it away first, or use another folder"
             )
-        return False
+        return int(new["rounds"]) > int(old["rounds"])
 
     def write(self, entry: Run) -> Path:
         """Write a run or a search in one step, return its path; raises InputError rather than overwrite."""

@@ -95,7 +95,8 @@ def convert(what: str, value: Any, kind: type) -> Any:
     wanted = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}[kind]
     try:
         number = kind(value) if kind is not bool else {"true": True, "false": False}[str(value).lower()]
-        if kind is str or not math.isfinite(number) or (isinstance(value, float) and value != number):
+        foreign = kind is str or (isinstance(value, bool) and kind is not bool)
+        if foreign or not math.isfinite(number) or (isinstance(value, float) and value != number):
             raise ValueError
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise InputError(f"{what} must be {wanted}, not '{value}'") from error

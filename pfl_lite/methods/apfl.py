@@ -66,8 +66,7 @@ class APFL(FedAvg):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return mix(client["alpha"], unpack("own", client), server)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = FedAvg.plain_sgd
 
     def state(self, server: Params, clients: Params) -> Params:
         return {"alpha": clients["alpha"]}  # [N]

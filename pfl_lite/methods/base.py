@@ -7,6 +7,7 @@ loops over clients, never draws a random number for a batch, and never sees anot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -352,7 +353,7 @@ def pulled(loss: Loss, strength: float, anchor: Params) -> Loss:
 def check_at_least(method: str, **bounds: tuple[Any, float]) -> None:
     """Raise an InputError unless each hyper-parameter is at least its bound: `check_at_least("fedprox", mu=(self.mu, 0))`."""
     for name, (value, least) in bounds.items():
-        if not value >= least:
+        if not (value >= least and math.isfinite(value)):
             raise InputError(f"{method}: {name} must be {least} or more, not {value}")
 
 
@@ -366,7 +367,7 @@ def check_between(method: str, **bounds: tuple[float, float, float]) -> None:
 def check_positive(method: str, **values: float) -> None:
     """Raise an InputError unless each hyper-parameter is above 0."""
     for name, value in values.items():
-        if not value > 0:
+        if not (value > 0 and math.isfinite(value)):
             raise InputError(f"{method}: {name} must be above 0, not {value}")
 
 

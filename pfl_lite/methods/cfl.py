@@ -127,8 +127,7 @@ class ClusteredFL(Method):
         chosen = client["chosen"]
         return select(self.models(server), torch.where(chosen >= 0, chosen, server["cluster"][work.id]))
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return self.models(server)

@@ -41,8 +41,7 @@ class Ditto(FedAvg):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return client
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = FedAvg.plain_sgd
 
     def state(self, server: Params, clients: Params) -> Params:
         return {}  # the client's state is its scored model

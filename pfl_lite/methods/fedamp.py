@@ -14,6 +14,7 @@ from pfl_lite.methods.base import (
     Round,
     Work,
     check_at_least,
+    check_between,
     check_choice,
     flatten,
     pack,
@@ -41,7 +42,9 @@ class FedAMP(Method):
     lam: float = 1.0
     """Strength of the pull towards u_i."""
     sigma: float = 0.0
-    """Width of the attention, a squared distance; 0: the median over pairs after the first round, fixed from then on."""
+    """Width of the attention, a squared distance; 0: a quantile of the pairs' after the first round, fixed from then on."""
+    quantile: float = 0.5
+    """Which quantile: 0.5 is the median; with G equal groups only about 1/G of the pairs are near, and it must be lower."""
     self_weight: float = 0.5
     """xi_ii of the client with the nearest neighbours; the others keep more for themselves."""
     start: str = "cloud"
@@ -51,6 +54,7 @@ class FedAMP(Method):
         check_at_least(self.name, lam=(self.lam, 0), sigma=(self.sigma, 0), self_weight=(self.self_weight, 0))
         if self.self_weight >= 1:
             raise InputError(f"fedamp: self_weight must be below 1, not {self.self_weight:g}")
+        check_between(self.name, quantile=(self.quantile, 0, 1))
         check_choice(self.name, start=(self.start, ("cloud", "own")))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
@@ -84,7 +88,7 @@ class FedAMP(Method):
         if sigma == 0:
             present = distance[uploaded][:, uploaded]
             pairs = present[tuple(torch.triu_indices(len(present), len(present), 1))]
-            sigma = pairs.quantile(0.5) if len(pairs) else sigma
+            sigma = pairs.quantile(self.quantile) if len(pairs) else sigma
         attention = self.attention(distance, sigma, uploaded)
         return pack("model", models) | {"attention": attention, "uploaded": uploaded, "sigma": sigma}
 
@@ -102,8 +106,7 @@ class FedAMP(Method):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return client
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return {}

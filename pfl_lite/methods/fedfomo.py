@@ -41,7 +41,7 @@ class FedFomo(Method):
     models: int = 5
     """M, candidates a round, the client's own model included; 1 is Local."""
     epsilon: float = 0.3
-    """Share of candidates drawn at random at first; it falls by 0.05 a round."""
+    """Share of candidates drawn at random, less 0.05 for every round played before the draw, the first included."""
 
     def __post_init__(self) -> None:
         check_at_least(self.name, models=(self.models, 1))
@@ -127,8 +127,7 @@ class FedFomo(Method):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return unpack("own", client)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return {}

@@ -34,9 +34,11 @@ class IFCA(Method):
 
     clusters: int = 3
     """k, the number of models; 1 is FedAvg."""
+    draw: int = 0
+    """Which independent draw of the k starting models: a bad one ends in merged clusters, so several are worth trying."""
 
     def __post_init__(self) -> None:
-        check_at_least(self.name, clusters=(self.clusters, 1))
+        check_at_least(self.name, clusters=(self.clusters, 1), draw=(self.draw, 0))
 
     def check_run(self, run: RunConfig) -> str | None:
         if self.clusters > run.clients:
@@ -46,7 +48,9 @@ class IFCA(Method):
         return None
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
-        return stack_branches([network.init(seed, copy=j) for j in range(self.clusters)])
+        return stack_branches(
+            [network.init(seed, copy=self.draw * self.clusters + j) for j in range(self.clusters)]
+        )
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         device = next(iter(start.values())).device

@@ -94,8 +94,7 @@ class Moon(FedAvg):
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
         return self.classify(network, model, self.project(network, model, x))
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = FedAvg.plain_sgd
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
         return Predictor(network, self.predict, model) if self.projection else network.to_module(model)

@@ -18,7 +18,8 @@ class PerFedAvg(FedAvg):
 
     Every mini-batch gives one outer step, whose inner gradient comes from a second mini-batch. `fo` leaves the Hessian out, `hf`
     takes it exactly, by differentiating through the inner step (the paper's HF estimates it by differences). Scored is w after
-    one step of `inner_lr` on the whole training data (some public code adapts on test data). Chapter: *Two models, one tie*.
+    one step of `inner_lr` on the whole training data (some public code adapts on test data). The mean is weighted by n_i (the
+    paper: `weights="uniform"`). Chapter: *Two models, one tie*.
     """
 
     name: ClassVar[str] = "perfedavg"
@@ -55,5 +56,4 @@ class PerFedAvg(FedAvg):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return self.adapt(server, work.train_gradient(server))
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = FedAvg.plain_sgd

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Method, Round, Work, check_at_least, check_positive, pack, unpack
 from pfl_lite.models import Network, Params
 from pfl_lite.seeds import generator
@@ -50,6 +51,8 @@ class PFedHN(Method):
             server_momentum=(self.server_momentum, 0), server_decay=(self.server_decay, 0),
         )  # fmt: skip
         check_positive(self.name, server_lr=self.server_lr, clip=self.clip)
+        if self.server_momentum >= 1:
+            raise InputError(f"pfedhn: server_momentum must be below 1, not {self.server_momentum:g}")
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
         plain = network.init(seed)
@@ -115,8 +118,7 @@ class PFedHN(Method):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return self.download(server, client, work.id)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return pack("hyper", unpack("hyper", server))

@@ -16,11 +16,14 @@ from pfl_lite.models.multi_branch import collapse, stack_branches, weights_by_na
 
 def project_onto_simplex(a: Tensor) -> Tensor:
     """Euclidean projection of each row of a [..., B] onto the probability simplex."""
+    a = a - a.amax(-1, keepdim=True)  # the projection does not mind, and 1 is not lost beside large numbers
     descending = a.sort(-1, descending=True).values
     rank = torch.arange(1, a.shape[-1] + 1, device=a.device, dtype=a.dtype)
     threshold = (descending.cumsum(-1) - 1) / rank  # [..., B]
     last = (descending > threshold).sum(-1, keepdim=True) - 1  # how many entries stay positive, minus one
-    return (a - threshold.gather(-1, last)).clamp_min(0)
+    return (a - threshold.gather(-1, last.clamp_min(0))).clamp_min(
+        0
+    )  # -1: a run that diverged to NaN, and stays so
 
 
 @dataclass(frozen=True)

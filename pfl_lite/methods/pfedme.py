@@ -32,6 +32,7 @@ class PFedMe(Method):
     Every mini-batch gives `inner_steps` gradient steps on theta and one step of the run's SGD on w_i along lam (w_i - theta).
     The scored model is theta_i, kept apart from w_i (in the authors' code both share memory, so that w_i is scored). R, the local
     steps, are the mini-batches of E epochs; the server weighs by n_i (the paper's uniform mean, the authors' code by n_i).
+    A warning comes where the tie alone would make theta - w grow; lr * lam above 1 can do well if theta is brought close to w.
     A client that never took part does one client round, without upload, before it is scored. Chapter: *Two models, one tie*.
     """
 
@@ -53,11 +54,16 @@ class PFedMe(Method):
         check_positive(self.name, inner_lr=self.inner_lr)
 
     def check_run(self, run: RunConfig) -> str | None:
-        if run.lr * self.lam <= 1:
+        inner = self.inner_lr * self.lam
+        factor = abs(
+            (1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps
+        )  # of theta - w, by one mini-batch
+        if inner <= 2 and factor < 1:
             return None
+        much, rate = ("inner_lr", inner) if inner > 2 else ("lr", run.lr * self.lam)
         return (
-            f"pfedme: lr * lam is {run.lr * self.lam:g}; above 1 the local model overshoots theta: "
-            f"an lr of at most {1 / self.lam:g} does not"
+            f"pfedme: {much} * lam is {rate:g}, with which the tie overshoots more at every mini-batch: "
+            f"take a smaller {much}"
         )
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
@@ -86,8 +92,7 @@ class PFedMe(Method):
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         return client
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = Method.plain_sgd
 
     def global_model(self, server: Params) -> Params | None:
         return server

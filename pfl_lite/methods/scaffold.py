@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -11,6 +11,9 @@ from pfl_lite.methods.base import Batch, Round, Work, check_choice, check_positi
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
+
+if TYPE_CHECKING:
+    from pfl_lite.engine.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,14 @@ class Scaffold(FedAvg):
         super().__post_init__()
         check_positive(self.name, server_lr=self.server_lr)
         check_choice(self.name, control=(self.control, ("on", "off")))
+
+    def check_run(self, run: RunConfig) -> str | None:
+        if self.control == "off" or not run.momentum:
+            return None
+        return (
+            f"scaffold: with momentum {run.momentum:g} the control variates come out up to {1 / (1 - run.momentum):g} times too "
+            "long, and training may diverge: momentum 0 is what the method is made for"
+        )
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         if self.control == "off":
@@ -79,5 +90,4 @@ class Scaffold(FedAvg):
     def server_model(self, server: Params) -> Params:
         return self.weights_of(server)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        return self.plain_sgd(server, client, work)
+    own_update = FedAvg.plain_sgd
