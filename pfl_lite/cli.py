@@ -321,14 +321,14 @@ def run(
     from pfl_lite.engine.config import make_config
     from pfl_lite.engine.rounds import Simulation
 
+    # small networks are faster with one thread; the variable is how PyTorch's users ask for more
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)
+        simulation = Simulation(config)
     for sentence in advice:
         typer.echo(f"pfl-lite: {sentence.message}", err=True)
-    # small networks are faster with one thread; the variable is how PyTorch's users ask for more
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    simulation = Simulation(config)
     if checkpoint is not None:
         context.find_root().obj = "the same command goes on from the last round"
     said = time.monotonic()

@@ -23,7 +23,7 @@ def federation() -> Any:
     return five_clients()
 
 
-LAYERED = {"pfl_fb", "fedper", "fedrep", "lg_fedavg", "pfedmb", "moon"}
+LAYERED = {"pfl_fb", "fedper", "fedrep", "lg_fedavg", "pfedmb", "moon", "pfl_mf", "pfl_mfe"}
 
 
 def quick(method: str, **settings: Any) -> dict[str, Any]:

@@ -45,6 +45,8 @@ LAYERED = {
     "fedrep",
     "lg_fedavg",
     "pfl_fb",
+    "pfl_mf",
+    "pfl_mfe",
 }  # methods that cut a network in two need one of several layers
 
 
@@ -113,6 +115,7 @@ FEDAVG: list[tuple[str, dict[str, Any]]] = [
     ("pfl_ft", {"ft_epochs": 0}),
     ("pfl_fb", {"ft_epochs": 0}),
     ("pfl_fb", {"head": "none"}),
+    *((method, {"ft_epochs": 0}) for method in ("pfl_moe", "pfl_mf", "pfl_mfe")),
     ("fedper", {"head": "none"}),
     ("fedrep", {"head": "none", "head_epochs": 0}),
     ("lg_fedavg", {"shared": "conv1"}),
@@ -338,7 +341,9 @@ def after_one_federated_update(sim: Simulation, client: int) -> dict[str, torch.
 
 NEWCOMER: dict[str, Callable[[Simulation, int], dict[str, torch.Tensor]]] = {
     "local": lambda sim, i: sim.start,
-    **dict.fromkeys(("fedavg", "fedprox", "pfl_ft", "pfl_fb"), lambda sim, i: sim.server),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "pfl_ft", "pfl_fb", "pfl_moe", "pfl_mf", "pfl_mfe"), lambda sim, i: sim.server
+    ),
     **dict.fromkeys(("fedper", "lg_fedavg"), lambda sim, i: sim.start | sim.server),
     "pfedme": after_one_client_round,
     "ifca": lambda sim, i: best_on_training_images(sim, sim.server, i),
@@ -430,6 +435,16 @@ def test_images_of_a_class_nobody_else_has_still_have_a_probability(method: str)
 
 # ---- every hyper-parameter matters ----------------------------------------------------------------------------------
 
+OFF_DEFAULT_OF_GATES: dict[str, Any] = {
+    "weights": "uniform",
+    "mix": "probs",
+    "schedule": "sequential",
+    "gate_optimizer": "adam",
+    "gate_lr": 0.05,
+    "gate_decay": 0.1,
+    "gate": "global",
+}
+
 OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "local": {},
     "fedavg": {"weights": "uniform"},
@@ -467,6 +482,9 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
         "server_decay": 0.1,
         "clip": 0.01,
     },
+    "pfl_moe": OFF_DEFAULT_OF_GATES,
+    "pfl_mf": OFF_DEFAULT_OF_GATES | {"head": "last"},
+    "pfl_mfe": OFF_DEFAULT_OF_GATES | {"head": "last"},
 }
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -475,6 +493,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "pfedmb": {"model": "small_cnn"},  # a layer's own alpha needs layers
     "pfedhn": {"rounds": 3},
     "fedrep": {"head_epochs": 3},
+    **{key: {"ft_epochs": 2, "gate_lr": 0.1} for key in ("pfl_moe", "pfl_mf", "pfl_mfe")},
 }
 
 
@@ -569,6 +588,14 @@ def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference
         ("pfedhn", {"server_momentum": -0.1}, "server_momentum must be 0 or more"),
         ("pfedhn", {"server_decay": -0.1}, "server_decay must be 0 or more"),
         ("pfedhn", {"clip": 0}, "clip must be above 0"),
+        ("pfl_moe", {"mix": "votes"}, "mix must be one of logits, probs"),
+        ("pfl_moe", {"schedule": "parallel"}, "schedule must be one of interleaved, sequential"),
+        ("pfl_moe", {"gate_optimizer": "lion"}, "gate_optimizer must be one of sgd, adam"),
+        ("pfl_moe", {"gate_lr": -1}, "gate_lr must be 0 or more"),
+        ("pfl_moe", {"gate_decay": -1}, "gate_decay must be 0 or more"),
+        ("pfl_moe", {"gate": "half"}, "gate must be one of learned, global, personal, not 'half'"),
+        ("pfl_moe", {"head": "last"}, "unknown setting of pfl_moe 'head'"),
+        ("pfl_mf", {"weights": "n"}, "one of size, uniform"),
         ("fedavgg", {}, "did you mean fedavg"),
     ],
 )
@@ -588,6 +615,9 @@ def test_bad_settings_are_refused_with_what_would_be_right(
         ("fedper", {"head": "fc9"}, "fedper: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
         ("fedrep", {"head": "fc9"}, "fedrep: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
         ("pfl_fb", {"head": "fc9"}, "pfl_fb: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
+        ("pfl_mf", {"head": "fc9"}, "pfl_mf: head must be one of last, none, dense, conv1, conv2, fc1, fc2"),
+        ("pfl_mfe", {"head": "fc9"}, "pfl_mfe: head must be one of last, none, dense, conv1, conv2, fc1"),
+        ("pfl_mfe", {"head": "conv2"}, "pfl_mfe: head must be dense, last or conv1, whose .* not 'conv2'"),
         ("lg_fedavg", {"shared": "fc9"}, "lg_fedavg: shared must be one of last, none, dense, conv1, conv2"),
     ],
 )

@@ -181,9 +181,9 @@ class LocalWork:
             carry = new if active is None else keep_idle(active, new, carry)
         return carry
 
-    def fixed(self, function: Callable[[Tensor], Tensor]) -> Callable[[Batch], Tensor]:
-        """`function(x)` [b, ...] of a training mini-batch, computed once for every image (see `Work`)."""
-        known = torch.cat([function(batch.x) for batch in self.data("train")])  # [n, ...]
+    def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """`function(batch)` [b, ...] of training mini-batches, computed once for every image (see `Work`)."""
+        known = torch.cat([function(batch) for batch in self.data("train")])  # [n, ...]
         return lambda batch: known[batch.place]
 
     def descend(

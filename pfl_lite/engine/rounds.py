@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -64,6 +65,8 @@ class Simulation:
                 device=config.device,
             )
         check_fits(federation, config)
+        if remark := self.method.check_clients(federation.train_sizes, config):
+            warnings.warn(remark, stacklevel=2)
         self.federation = federation
         self.network: Network = make_network(
             config.model,

@@ -29,6 +29,9 @@ from pfl_lite.methods.pfedmb import PFedMB
 from pfl_lite.methods.pfedme import PFedMe
 from pfl_lite.methods.pfl_fb import PFLFB
 from pfl_lite.methods.pfl_ft import PFLFT
+from pfl_lite.methods.pfl_mf import PFLMF
+from pfl_lite.methods.pfl_mfe import PFLMFE
+from pfl_lite.methods.pfl_moe import PFLMoE
 from pfl_lite.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
@@ -50,7 +53,7 @@ METHODS: dict[str, type[Method]] = {
             PFedMB,
             FedMN,
         ),
-        *(Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN),
+        *(Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN, PFLMoE, PFLMF, PFLMFE),
     )
 }
 

@@ -87,6 +87,9 @@ class Work(Protocol):
     def training(self, batch: Batch) -> Network:
         """The network in training mode (dropout, batch norm) for one mini-batch: what losses are made of."""
 
+    def size(self, split: str) -> int | Tensor:
+        """How many images the client has in a split."""
+
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Mean cross-entropy of the plain network, in training mode, on a mini-batch."""
 
@@ -142,8 +145,8 @@ class Work(Protocol):
     def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """`carry = step(carry, batch)` over the mini-batches of one epoch, for methods that train two things in turns."""
 
-    def fixed(self, function: Callable[[Tensor], Tensor]) -> Callable[[Batch], Tensor]:
-        """`function(x)` [b, ...] of a training mini-batch, for what does not change while the client trains.
+    def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """`function(batch)` [b, ...] of training mini-batches, for what of an image does not change while the client trains.
 
         It is computed once for every training image, and looked up by the image's place.
         """
@@ -304,6 +307,10 @@ class Method:
 
     def check_run(self, run: Any) -> str | None:
         """Look at the run's settings: raise an InputError for what cannot be, return one sentence of advice or None."""
+        return None
+
+    def check_clients(self, sizes: Tensor, run: Any) -> str | None:
+        """Look at training sizes [N] and the run's settings before the first round: one sentence for the reader, or None."""
         return None
 
 

@@ -54,7 +54,7 @@ class Cut:
 
     def reader(self, work: Work, params: Params) -> Callable[[Batch], Tensor]:
         """`below` of a training mini-batch, under parameters whose base does not change."""
-        return work.fixed(lambda x: self.below(params, x)) if self.dense else lambda batch: batch.x
+        return work.fixed(lambda batch: self.below(params, batch.x)) if self.dense else lambda batch: batch.x
 
 
 @dataclass(frozen=True)

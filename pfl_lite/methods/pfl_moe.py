@@ -1,0 +1,205 @@
+"""PFL-MoE: FedAvg, then every client mixes the global model with one of its own by a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfl_lite.methods.base import Batch, Carry, Work, check_at_least, check_choice, pack, stack, unpack
+from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.methods.split import Cut
+from pfl_lite.models import Network, Params
+from pfl_lite.models.network import Predictor
+from pfl_lite.seeds import generator
+
+FIXED_BIAS = {"global": 1000.0, "personal": -1000.0}  # sigmoid makes them 1 and 0 to the last bit
+SMALLEST = 4  # images: with fewer, a quarter of them is none
+
+
+@dataclass(frozen=True)
+class PFLMoE(FedAvg):
+    """Guo et al. (2021), algorithm 1: y = g M(theta; x) + (1 - g) M(theta_i; x), g = sigmoid(G(w_i; x)) (eqs 8, 9).
+
+    Training is FedAvg's. Then each client, sending nothing, tunes all layers of its expert theta_i on three quarters of its
+    images (eq. 6) and its gate w_i, one linear layer on the pixels, on the other quarter (eq. 10), `ft_epochs` epochs each. The
+    experts stay as they are while the gate learns. All gates start alike. A client of fewer than four images has none: g = 0.
+
+    The paper trains both in turns, the gate by SGD; its code first all epochs of the expert, then all of the gate, by Adam with
+    weight decay: `schedule=sequential gate_optimizer=adam gate_decay=0.0005`. The paper's "outputs" are logits in its code. The
+    share of the two parts (3 : 1) is the code's. Chapter: *PFL-MoE*.
+    """
+
+    name: ClassVar[str] = "pfl_moe"
+    about: ClassVar[str] = "FedAvg, then a gate at every client mixes the global model and a tuned one"
+    tuning: ClassVar[int] = 1
+
+    mix: str = "logits"
+    """What is mixed: `logits`, or `probs`, the probabilities."""
+    schedule: str = "interleaved"
+    """`interleaved`: the expert's epochs and the gate's take turns; `sequential`: first the expert's, then the gate's."""
+    gate_optimizer: str = "sgd"
+    """Of the gate: `sgd` without momentum, or `adam`."""
+    gate_lr: float = 0.001
+    """The gate's learning rate beta."""
+    gate_decay: float = 0.0
+    """Weight decay of the gate, added to the gradient."""
+    gate: str = "learned"
+    """`learned`, or fixed at the `global` model (g = 1: FedAvg) or the `personal` one (g = 0: the tuned expert)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(
+            self.name,
+            mix=(self.mix, ("logits", "probs")),
+            schedule=(self.schedule, ("interleaved", "sequential")),
+            gate_optimizer=(self.gate_optimizer, ("sgd", "adam")),
+            gate=(self.gate, ("learned", *FIXED_BIAS)),
+        )
+        check_at_least(self.name, gate_lr=(self.gate_lr, 0), gate_decay=(self.gate_decay, 0))
+
+    def check_clients(self, sizes: Tensor, run: Any) -> str | None:
+        few = int((sizes < SMALLEST).sum())
+        if self.gate != "learned" or not run.ft_epochs or not few:
+            return None
+        return (
+            f"{self.name}: {few} of {len(sizes)} clients have fewer than {SMALLEST} training images, none of them for a "
+            "gate: they use their own expert alone (g = 0)"
+        )
+
+    # ---- the mixture ----------------------------------------------------------------------------------------------
+
+    def cut(self, network: Network) -> Cut:
+        """The network cut below what the client's expert tunes; raises InputError for a cut that cannot be."""
+        return Cut(network, next(iter(network.layers)), self.name)
+
+    def gate_reads(self, cut: Cut, theta: Params, x: Tensor, read: Tensor) -> Tensor:
+        """The gate's input [b, d], from images x and what the cut's upper part reads of them: the pixels."""
+        return x.flatten(1)
+
+    def share(self, network: Network, model: Params, x: Tensor) -> Tensor:
+        """g [b] of a tuned model on images x [b, C, H, W]: the weight of the global expert (eq. 8)."""
+        cut, theta = self.cut(network), unpack("global", model)
+        return gate_logit(model, self.gate_reads(cut, theta, x, cut.below(theta, x))).sigmoid()
+
+    def mixture(self, z: Tensor, general: Tensor, own: Tensor) -> Tensor:
+        """The experts' logits [b, K] mixed by g = sigmoid(z), z [b] (eq. 9); the logarithm where probabilities are mixed."""
+        z = z[:, None]
+        if self.mix == "logits":
+            return z.sigmoid() * general + (-z).sigmoid() * own
+        return torch.logaddexp(
+            F.logsigmoid(z) + general.log_softmax(1), F.logsigmoid(-z) + own.log_softmax(1)
+        )
+
+    def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
+        if "gate/weight" not in model:  # before fine-tuning there is the global model alone
+            return network(model, x)
+        cut, theta = self.cut(network), unpack("global", model)
+        read = cut.below(theta, x)  # both experts read the same
+        z = gate_logit(model, self.gate_reads(cut, theta, x, read))
+        return self.mixture(z, cut.above(theta, read), cut.above(unpack("expert", model), read))
+
+    def to_module(self, network: Network, model: Params) -> nn.Module:
+        mixed = "gate/weight" in model
+        return Predictor(network, self.predict, model) if mixed else super().to_module(network, model)
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def initial(self, network: Network, clients: int, seed: int) -> Params:
+        start, cut = network.init(seed), self.cut(network)
+        image = torch.zeros(1, *network.shape, dtype=network.dtype, device=network.device)
+        width = self.gate_reads(cut, start, image, cut.below(start, image)).shape[1]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator(seed, "gate").integers(2**62)))
+            gate = nn.Linear(width, 1)
+        return start | {
+            f"gate/{name}": tensor.detach().to(network.device, network.dtype)
+            for name, tensor in gate.named_parameters()
+        }
+
+    def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
+        gate = pack("gate", unpack("gate", start))
+        return {name: tensor for name, tensor in start.items() if name not in gate}, stack(gate, clients)
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        cut = self.cut(work.network)
+        read = cut.reader(work, server)
+
+        def logits(params: Params) -> Callable[[Batch], Tensor]:
+            return lambda batch: cut.above(params, read(batch))
+
+        general = work.fixed(logits(server))
+        gate_input = work.fixed(lambda batch: self.gate_reads(cut, server, batch.x, read(batch)))
+
+        def loss_of_head(head: Params, batch: Batch) -> Tensor:
+            return batch.cross_entropy(logits(server | head)(batch))
+
+        def tune(expert: Carry, batch: Batch) -> Carry:
+            head, velocity = expert
+            return work.descend(head, velocity, work.grad(loss_of_head, head, batch)) if head else expert
+
+        def learn(own: Callable[[Batch], Tensor]) -> Callable[[Carry, Batch], Carry]:
+            def loss_of_gate(gate: Params, batch: Batch) -> Tensor:
+                z = gate_logit(gate, gate_input(batch))  # [b]
+                return batch.cross_entropy(self.mixture(z, general(batch), own(batch)))
+
+            return lambda gate, batch: self.gate_step(gate, work.grad(loss_of_gate, gate[0], batch))
+
+        head = {name: tensor for name, tensor in server.items() if name in cut.head}
+        expert: Carry = (head, work.still(head))
+        gate = self.gate_start(client, work)
+        epochs, gate_epochs = work.passes(part="per"), work.passes("gate", part="gate")
+        if self.gate == "learned" and self.schedule == "interleaved":
+            for epoch, gate_epoch in zip(epochs, gate_epochs, strict=True):
+                expert = work.fold(tune, expert, epoch)
+                gate = work.fold(learn(logits(server | expert[0])), gate, gate_epoch)
+        else:
+            expert = work.fold(tune, expert, chain.from_iterable(epochs))
+            if self.gate == "learned":
+                own = work.fixed(logits(server | expert[0]))
+                gate = work.fold(learn(own), gate, chain.from_iterable(gate_epochs))
+        return pack("global", server) | pack("expert", server | expert[0]) | gate[0]
+
+    def gate_start(self, client: Params, work: Work) -> Carry:
+        """The gate before its first step, and Adam's memory; a gate that will not learn is what its bias makes it."""
+        learned = self.gate == "learned"
+        idle = torch.as_tensor(work.size("train") < SMALLEST if learned else True, device=work.network.device)
+        as_fixed = {"gate/weight": 0.0, "gate/bias": FIXED_BIAS["personal" if learned else self.gate]}
+        gate = {name: torch.where(idle, as_fixed[name], tensor) for name, tensor in client.items()}
+        if self.gate_optimizer == "sgd":
+            return (gate,)
+        zero = {name: torch.zeros_like(tensor) for name, tensor in gate.items()}
+        return gate, zero, zero, {"steps": gate["gate/bias"].new_zeros((), dtype=torch.float64)}
+
+    def gate_step(self, carry: Carry, gradient: Params) -> Carry:
+        """One step of plain SGD or of Adam (torch's defaults), with weight decay in the gradient."""
+        gate, *memory = carry
+        g = {name: d + self.gate_decay * gate[name] for name, d in gradient.items()}
+        if memory:
+            first, second, count = memory
+            steps = count["steps"] + 1
+            first = {name: 0.9 * first[name] + 0.1 * d for name, d in g.items()}
+            second = {name: 0.999 * second[name] + 0.001 * d**2 for name, d in g.items()}
+            memory = [first, second, {"steps": steps}]
+            rise, spread = (1 - 0.9**steps, 1 - 0.999**steps)
+            g = {
+                name: m / rise.to(m.dtype) / ((second[name] / spread.to(m.dtype)).sqrt() + 1e-8)
+                for name, m in first.items()
+            }
+        return {name: w - self.gate_lr * g[name] for name, w in gate.items()}, *memory
+
+    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
+        return self.own_update(server, client, work)
+
+    def state(self, server: Params, clients: Params) -> Params:
+        return {}  # only where the gates start
+
+
+def gate_logit(model: Params, reads: Tensor) -> Tensor:
+    """G(w; .) [b], the logit of g, from what the gate reads [b, d]; the gate is a part of the model's parameters."""
+    return F.linear(reads, model["gate/weight"], model["gate/bias"])[:, 0]
