@@ -177,7 +177,7 @@ FITTED: dict[str, tuple[Settings, tuple[Settings, ...]]] = {
     "fedrep": ({}, three_rates("head_epochs", 4, 10)),
     "pfedhn": ({}, three_rates("server_lr", 0.1, 0.3)),
 }
-LATER = {"pfl_moe", "pfl_mf", "pfl_mfe"}  # methods that came after the comparison was run
+LATER = {"fedmn", "pfl_moe", "pfl_mf", "pfl_mfe"}  # methods that came after the comparison was run
 SCENARIOS = {
     "label-skew": ("label skew", "dirichlet:0.3"),
     "feature-shift": ("feature shift", "writers"),

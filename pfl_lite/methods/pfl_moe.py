@@ -137,7 +137,7 @@ class PFLMoE(FedAvg):
         gate_input = work.fixed(lambda batch: self.gate_reads(cut, server, batch.x, read(batch)))
 
         def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(logits(server | head)(batch))
+            return batch.cross_entropy(cut.above(server | head, read(batch), work.training(batch)))
 
         def tune(expert: Carry, batch: Batch) -> Carry:
             head, velocity = expert

@@ -48,9 +48,10 @@ class Cut:
         """What `above` reads: the activations [b, d] below a dense head, else the images themselves."""
         return self.network.extract(params, x) if self.dense else x
 
-    def above(self, params: Params, read: Tensor) -> Tensor:
-        """Logits [b, K] from what `below` gives."""
-        return self.network.classify(params, read) if self.dense else self.network(params, read)
+    def above(self, params: Params, read: Tensor, network: Network | None = None) -> Tensor:
+        """Logits [b, K] from what `below` gives; a loss gives the network in training mode."""
+        network = network or self.network
+        return network.classify(params, read) if self.dense else network(params, read)
 
     def reader(self, work: Work, params: Params) -> Callable[[Batch], Tensor]:
         """`below` of a training mini-batch, under parameters whose base does not change."""
