@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from pfl_lite.engine.config import RunConfig
 
 
+def concrete(eps: Tensor, logits: Tensor, tau: float) -> Tensor:
+    """v in (0, 1) from uniform noise and logit Pi (eq. 5); v > 1/2 with probability Pi whatever the temperature."""
+    return ((eps.log() - (-eps).log1p() + logits) / tau).sigmoid()
+
+
 @dataclass(frozen=True)
 class FedMN(Method):
     """Wang et al. (2022), algorithm 1: a router reads all training images and labels and says which blocks a client uses.
@@ -208,8 +213,8 @@ class FedMN(Method):
             return each.mean(0)
         return batch.real @ each / batch.real.sum().clamp_min(1)
 
-    def decide(self, model: Params, work: Work, noise: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-        """logit Pi [E] of this client, its bits [E] = 1[v > 1/2] (without noise 1[Pi > 1/2]), and switches of the safety path."""
+    def decide(self, model: Params, work: Work, eps: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """logit Pi [E] of this client, its bits [E] = 1[v > 1/2] (1[Pi > 1/2] without noise), and switches of the safety path."""
         total, like = decisions(self.layers), next(iter(model.values()))
         scores, bits = like.new_zeros(total), like.new_ones(total)
         if self.routing == "random":
@@ -217,7 +222,9 @@ class FedMN(Method):
         if self.learned:
             network = work.network.resized(self.router_width)
             scores = work.train_mean(torch.cat([self.route(network, model, b) for b in work.data("train")]))
-            bits = (scores + noise > 0).to(like)
+            bits = (scores > 0 if eps is None else concrete(eps, scores, self.temperature(work)) > 0.5).to(
+                like
+            )
         return scores, *safety_path(bits, scores, self.layers)
 
     # ---- a round ---------------------------------------------------------------------------------------------------
@@ -235,24 +242,27 @@ class FedMN(Method):
         if plain := unpack("plain", received):
             return pack("plain", work.sgd(work.loss, plain)), client
         sample, tau = self.learned and self.gate == "sample", self.temperature(work)
-        draws = work.uniform("gates", (work.most_steps if sample else 1, decisions(self.layers)))
-        noise = draws.log() - (-draws).log1p()  # [steps or 1, E]
-        scores, bits, switches = self.decide(received, work, noise[0])
+        draws = work.uniform(
+            "gates", (work.most_steps if sample else 1, decisions(self.layers))
+        )  # [steps or 1, E]
+        scores, bits, switches = self.decide(received, work, draws[0])
 
         def one_batch(carry: Carry, batch: Batch) -> Carry:
             w, velocity, now = carry
-            bits, eps = now["bits"], noise[now["step"] if sample else 0]
+            bits, eps = now["bits"], draws[now["step"] if sample else 0]
             now = now | {"step": now["step"] + 1}
             if sample:
                 logits = self.batch_logits(w, work, batch)
-                bits, switched = safety_path((logits + eps > 0).to(logits), logits, self.layers)
+                bits, switched = safety_path(
+                    (concrete(eps, logits, tau) > 0.5).to(logits), logits, self.layers
+                )
                 now |= {"bits": bits, "safety": now["safety"] + switched}
             active = activity(bits if self.gate != "soft" else torch.ones_like(bits), self.layers)
 
             def loss(w: Params, batch: Batch) -> Tensor:
                 gates = bits
                 if self.learned:
-                    v = ((eps + self.batch_logits(w, work, batch)) / tau).sigmoid()  # eq. 5
+                    v = concrete(eps, self.batch_logits(w, work, batch), tau)
                     gates = v if self.gate == "soft" else bits + (v - v.detach())
                 return batch.cross_entropy(self.forward(work.network, w, batch.x, gates, active, batch))
 
