@@ -35,6 +35,7 @@ def quick(method: str, **settings: Any) -> dict[str, Any]:
         "cfl": {"gamma": 0.9, "warmup": 0},
         "fedrep": {"head_epochs": 2},
         "moon": {"projection": 8},
+        "fedmn": {"encoder_width": 6, "width": 5, "router_width": 4, "label_width": 3},
     }.get(method, {})
     kept = {name: value for name, value in settings.items() if method != "fedem" or name[:3] != "ft_"}
     return usual | kept

@@ -1,7 +1,7 @@
 """What must hold for every method: equalities between methods, rules for absent, new and tiny clients, settings that matter.
 
 What a method promises by itself stands with its family: `test_methods_sharing.py`, `_ties`, `_clusters`, `_neighbours`,
-`_mixtures`, `_drift`, `_generated`.
+`_mixtures`, `_drift`, `_generated`, `_modular`.
 """
 
 from __future__ import annotations
@@ -339,6 +339,8 @@ def after_one_federated_update(sim: Simulation, client: int) -> dict[str, torch.
     return {k: w + sum(p * step[k] for p, step in zip(share, steps, strict=True)) for k, w in before.items()}
 
 
+FEW_BLOCKS: dict[str, Any] = {"encoder_width": 6, "width": 5, "router_width": 4, "label_width": 3}
+
 NEWCOMER: dict[str, Callable[[Simulation, int], dict[str, torch.Tensor]]] = {
     "local": lambda sim, i: sim.start,
     **dict.fromkeys(
@@ -361,12 +363,14 @@ NEWCOMER: dict[str, Callable[[Simulation, int], dict[str, torch.Tensor]]] = {
     "moon": lambda sim, i: sim.server,
     "fedrep": after_the_head_phase,
     "pfedhn": lambda sim, i: sim.method.generate(sim.server, sim.start["embedding"][i]),
+    "fedmn": lambda sim, i: sim.server | {"bits": sim.method.decide(sim.server, work_of(sim, i))[1]},
 }
 """The model under which a client is scored that has never taken part."""
 
 QUICK: dict[str, dict[str, Any]] = {
     "cfl": {"gamma": 0.9, "warmup": 0},  # it splits at once
     "fedrep": {"head_epochs": 2},
+    "fedmn": FEW_BLOCKS,
 }
 
 
@@ -485,6 +489,22 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "pfl_moe": OFF_DEFAULT_OF_GATES,
     "pfl_mf": OFF_DEFAULT_OF_GATES | {"head": "last"},
     "pfl_mfe": OFF_DEFAULT_OF_GATES | {"head": "last"},
+    "fedmn": {
+        "blocks": "1x2x2",
+        "encoder_width": 7,
+        "width": 6,
+        "router_width": 5,
+        "label_width": 4,
+        "dropout": 0.2,
+        "gate": "st",
+        "aggregation": "code",
+        "schedule": "sequential",
+        "infer": "last_sample",
+        "routing": "all",
+        "tau_start": 2.0,
+        "tau_end": 0.5,
+        "pretrain": 1,
+    },
 }
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -492,6 +512,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "fedfomo": {"models": 3, "rounds": 3},
     "pfedmb": {"model": "small_cnn"},  # a layer's own alpha needs layers
     "pfedhn": {"rounds": 3},
+    "fedmn": FEW_BLOCKS | {"gate": "soft", "lr": 0.5},  # every gate's value counts
     "fedrep": {"head_epochs": 3},
     **{key: {"ft_epochs": 2, "gate_lr": 0.1} for key in ("pfl_moe", "pfl_mf", "pfl_mfe")},
 }
@@ -596,6 +617,21 @@ def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference
         ("pfl_moe", {"gate": "half"}, "gate must be one of learned, global, personal, not 'half'"),
         ("pfl_moe", {"head": "last"}, "unknown setting of pfl_moe 'head'"),
         ("pfl_mf", {"weights": "n"}, "one of size, uniform"),
+        ("fedmn", {"blocks": "2x0x2"}, "such as 2x2x2, not '2x0x2'"),
+        ("fedmn", {"encoder_width": 0}, "encoder_width must be 1 or more"),
+        ("fedmn", {"width": 0}, "fedmn: width must be 1 or more"),
+        ("fedmn", {"router_width": 0}, "router_width must be 1 or more"),
+        ("fedmn", {"label_width": 0}, "label_width must be 1 or more"),
+        ("fedmn", {"dropout": -0.1}, "dropout must be 0 or more"),
+        ("fedmn", {"dropout": 1}, "dropout must be below 1, not 1"),
+        ("fedmn", {"gate": "hard"}, "gate must be one of st, soft, sample"),
+        ("fedmn", {"aggregation": "mean"}, "one of normalized, literal, delta, code"),
+        ("fedmn", {"schedule": "cyclic"}, "one of parallel, sequential"),
+        ("fedmn", {"infer": "mean"}, "one of threshold, last_sample"),
+        ("fedmn", {"routing": "none"}, "one of learned, random, all"),
+        ("fedmn", {"tau_start": 0}, "tau_start must be above 0"),
+        ("fedmn", {"tau_end": -1}, "tau_end must be above 0"),
+        ("fedmn", {"pretrain": -1}, "pretrain must be 0 or more"),
         ("fedavgg", {}, "did you mean fedavg"),
     ],
 )

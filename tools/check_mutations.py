@@ -436,6 +436,7 @@ FAMILIES = {
     "mixtures": ("pfedmb", "fedem"),
     "drift": ("fedprox", "scaffold", "moon"),
     "generated": ("pfedhn",),
+    "modular": ("fedmn",),
 }
 
 
