@@ -264,6 +264,9 @@ def run(
     ] = 1.0,
     unseen: Annotated[int, typer.Option(help="clients held out of training and scored as newcomers")] = 0,
     val_fraction: Validation = 0.2,
+    augment: Annotated[
+        str, typer.Option(help="none, or crop_flip: shift and mirror the images of training mini-batches")
+    ] = "none",
     seed: Seed = 0,
     ft_lr: Annotated[float | None, typer.Option(help="learning rate of fine-tuning [--lr]")] = None,
     ft_momentum: Annotated[float | None, typer.Option(help="momentum of fine-tuning [--momentum]")] = None,
@@ -308,7 +311,7 @@ def run(
         "rounds": rounds, "epochs": epochs,
         "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
-        "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
+        "augment": augment, "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
         "ft_batch_size": ft_batch_size, "engine": engine, "device": device, "dtype": dtype,
         "eval_every": eval_every,
     }  # fmt: skip

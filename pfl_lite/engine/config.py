@@ -61,6 +61,9 @@ class RunConfig:
     """Clients that are held out of training and only scored, each by its method's rule for newcomers."""
     val_fraction: float = 0.2
     """Share of the training images that become validation images."""
+    augment: str = "none"
+    """What happens to the images of training mini-batches: `none`, or `crop_flip`, each image shifted by up to four pixels and
+    mirrored or not, at random. What is scored or looked at is never augmented."""
     seed: int = 0
     """Seed of everything random: partition, initial parameters, sampling, batches."""
     ft_epochs: int = 0
@@ -105,6 +108,7 @@ class RunConfig:
         check_choice(
             "run",
             split=(self.split, SPLITS),
+            augment=(self.augment, ("none", "crop_flip")),
             ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
             engine=(self.engine, ("loop", "vmap", "auto")),
             device=(self.device, ("auto", "cpu", "cuda")),

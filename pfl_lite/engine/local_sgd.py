@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.data.federation import Federation
+from pfl_lite.engine.augment import crop_flip, random_crops
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
-from pfl_lite.models.training import STATISTICS_RATE, is_statistic
+from pfl_lite.models.training import STATISTICS_RATE, fold, is_statistic
 from pfl_lite.seeds import generator
 
 EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a processor's cache
@@ -25,7 +26,8 @@ EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a pr
 class LocalSettings:
     """How clients train: local epochs E, mini-batch size, learning rate, momentum, weight decay (torch's conventions).
 
-    `rounds`: T, of the whole run. `keyed`: mini-batches carry a key, because dropout asks for it.
+    `rounds`: T, of the whole run. `keyed`: mini-batches carry a key, because dropout asks for it. `augment`: what happens to the
+    images of a mini-batch, `none` or `crop_flip`.
     """
 
     epochs: int
@@ -35,6 +37,7 @@ class LocalSettings:
     weight_decay: float = 0.0
     rounds: int = 1
     keyed: bool = False
+    augment: str = "none"
 
 
 def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, epochs: int) -> np.ndarray:
@@ -106,14 +109,34 @@ class LocalWork:
         """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
         raise NotImplementedError
 
-    def keys(self, phase: str, epochs: int | None) -> Tensor | None:
+    def keys(self, phase: str, epochs: int) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
         if not self.settings.keyed:
             return None
-        epochs = self.settings.epochs if epochs is None else epochs
         streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
         return torch.from_numpy(keys).to(self.federation.images.device)
+
+    def crops(self, phase: str, orders: list[np.ndarray]) -> Tensor | None:
+        """Where the images of one phase are cut out and whether they are mirrored [S, E, n, 3]; None without augmentation."""
+        if self.settings.augment == "none":
+            return None
+        crops = np.zeros((len(orders), len(orders[0]), max(order.shape[1] for order in orders), 3), np.int64)
+        for mine, i, order in zip(crops, self.ids, orders, strict=True):
+            rng = generator(self.seed, "augment", self.round, i, phase)
+            mine[:, : order.shape[1]] = random_crops(rng, order.shape)
+        return torch.from_numpy(crops).to(self.federation.images.device)
+
+    def prepared(self, batches: Iterator[Batch], key: Tensor | None, crops: Tensor | None) -> Iterator[Batch]:
+        """The mini-batches of an epoch, with keys of their own from the epoch's, and images cut out at `crops` [n, 3]."""
+        if key is not None:
+            batches = (batch._replace(key=fold(key, step)) for step, batch in enumerate(batches))
+        if crops is None:
+            return batches
+        data = self.federation
+        mean, std = (data.images.new_tensor(numbers) for numbers in (data.card.mean, data.card.std))
+        cut = crops.split(self.settings.batch_size)
+        return (b._replace(x=crop_flip(b.x, c, -mean / std)) for b, c in zip(batches, cut, strict=False))
 
     def orders(self, phase: str, epochs: int | None, part: str) -> list[np.ndarray]:
         """Places in the clients' training images, [E, n_i] for each of `ids`, in the order in which a phase visits them."""
@@ -140,6 +163,10 @@ class LocalWork:
     ) -> Iterator[Iterator[Batch]]:
         """The training mini-batches of some local epochs in this phase's order, epoch by epoch."""
         raise NotImplementedError
+
+    def batches(self, phase: str, epochs: int | None, part: str) -> Iterator[Batch]:
+        """The same mini-batches in one row."""
+        return itertools.chain.from_iterable(self.passes(phase, epochs, part))
 
     def data(self, split: str) -> Iterator[Batch]:
         """The client's images of one split in large batches, in their stored order."""
@@ -170,8 +197,7 @@ class LocalWork:
     ) -> Carry:
         """The one training loop: `carry = step(carry, batch)` over the mini-batches of some local epochs."""
         phases = (phase,) if isinstance(phase, str) else phase
-        streams = (self.passes(name, epochs, part) for name in phases)
-        return self.fold(step, carry, *(itertools.chain.from_iterable(stream) for stream in streams))
+        return self.fold(step, carry, *(self.batches(name, epochs, part) for name in phases))
 
     def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """`carry = step(carry, batch)` over given mini-batches; steps of padding alone leave it as it is."""
@@ -183,6 +209,8 @@ class LocalWork:
 
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """`function(batch)` [b, ...] of training mini-batches, computed once for every image (see `Work`)."""
+        if self.settings.augment != "none":
+            return function
         known = torch.cat([function(batch) for batch in self.data("train")])  # [n, ...]
         return lambda batch: known[batch.place]
 

@@ -13,7 +13,6 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.engine.local_sgd import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.methods.base import Batch, Loss
 from pfl_lite.models import Network, Params
-from pfl_lite.models.training import fold
 
 PerClient = Callable[[Params, Params, LocalWork], tuple[Params, ...]]
 WorkFor = Callable[[list[int]], LocalWork]
@@ -39,17 +38,19 @@ class LoopWork(LocalWork):
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[Iterator[Batch]]:
-        (orders,), keys = self.orders(phase, epochs, part), self.keys(phase, epochs)  # [E, n_i], [1, E]
-        for epoch, order in enumerate(torch.from_numpy(orders).to(self.federation.images.device)):
-            yield self.in_order(order, None if keys is None else keys[0, epoch])
+        orders = self.orders(phase, epochs, part)
+        keys, crops = self.keys(phase, len(orders[0])), self.crops(phase, orders)
+        for epoch, order in enumerate(torch.from_numpy(orders[0]).to(self.federation.images.device)):
+            mine = [None if each is None else each[0, epoch] for each in (keys, crops)]
+            yield self.prepared(self.in_order(order), *mine)
 
-    def in_order(self, order: Tensor, key: Tensor | None) -> Iterator[Batch]:
-        """Mini-batches of places [n_i] in the client's training images, with keys folded from that of the epoch."""
+    def in_order(self, order: Tensor) -> Iterator[Batch]:
+        """The mini-batches of an epoch that visits the client's training images in this order [n_i]."""
         images, labels, own = self.stored("train")
         mine = own[self.id]
-        for step, places in enumerate(order.split(self.settings.batch_size) if len(order) else ()):
+        for places in order.split(self.settings.batch_size) if len(order) else ():
             rows = mine[places]
-            yield Batch(images[rows], labels[rows], places, key=None if key is None else fold(key, step))
+            yield Batch(images[rows], labels[rows], places)
 
     def data(self, split: str) -> Iterator[Batch]:
         images, labels, indices = self.stored(split)
@@ -113,14 +114,12 @@ class VmapWork(LocalWork):
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[Iterator[Batch]]:
-        keys = self.keys(phase, epochs)  # [S, E]
-        for epoch, orders in enumerate(zip(*self.orders(phase, epochs, part), strict=True)):  # [n_i] each
-            yield self.in_order(list(orders), None if keys is None else keys[self.slot, epoch])
-
-    def in_order(self, orders: list[np.ndarray], key: Tensor | None) -> Iterator[Batch]:
-        """Mini-batches of all clients' places, with keys folded from those of the epoch."""
-        for step, batch in enumerate(self.chunks(orders, "train", self.settings.batch_size)):
-            yield batch if key is None else batch._replace(key=fold(key, step))
+        orders = self.orders(phase, epochs, part)
+        keys, crops = self.keys(phase, len(orders[0])), self.crops(phase, orders)
+        for epoch in range(len(orders[0])):
+            batches = self.chunks([order[epoch] for order in orders], "train", self.settings.batch_size)
+            mine = [None if each is None else each[self.slot, epoch] for each in (keys, crops)]
+            yield self.prepared(batches, *mine)
 
     def data(self, split: str) -> Iterator[Batch]:
         indices = getattr(self.federation, split)

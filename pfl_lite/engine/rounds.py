@@ -85,6 +85,7 @@ class Simulation:
             *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
             rounds=config.rounds,
             keyed=self.network.dropout or self.method.keyed,
+            augment=config.augment,
         )
         self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
         self.start = self.method.initial(self.network, config.clients, config.seed)

@@ -148,7 +148,8 @@ class Work(Protocol):
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """`function(batch)` [b, ...] of training mini-batches, for what of an image does not change while the client trains.
 
-        It is computed once for every training image, and looked up by the image's place.
+        It is computed once for every training image and looked up by the image's place; where mini-batches show augmented
+        images, it is computed for each of them.
         """
 
     def descend(self, params: Params, velocity: Params, gradient: Params) -> tuple[Params, Params]:
