@@ -48,7 +48,7 @@ class PFLFB(FedAvg):
         read = cut.reader(work, server)
 
         def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(cut.above(server | head, read(batch), work.training(batch)))
+            return batch.cross_entropy(cut.above(work.training(batch), server | head, read(batch)))
 
         head = {name: tensor for name, tensor in server.items() if name in cut.head}
         return server | work.sgd(loss_of_head, head, part=self.part)

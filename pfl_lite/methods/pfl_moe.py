@@ -49,6 +49,8 @@ class PFLMoE(FedAvg):
     """The gate's learning rate beta."""
     gate_decay: float = 0.0
     """Weight decay of the gate, added to the gradient."""
+    gate_experts: str = "eval"
+    """How the experts answer while the gate learns, where a network has dropout: as in use (`eval`), or with it (`train`)."""
     gate: str = "learned"
     """`learned`, or fixed at the `global` model (g = 1: FedAvg) or the `personal` one (g = 0: the tuned expert)."""
 
@@ -59,6 +61,7 @@ class PFLMoE(FedAvg):
             mix=(self.mix, ("logits", "probs")),
             schedule=(self.schedule, ("interleaved", "sequential")),
             gate_optimizer=(self.gate_optimizer, ("sgd", "adam")),
+            gate_experts=(self.gate_experts, ("eval", "train")),
             gate=(self.gate, ("learned", *FIXED_BIAS)),
         )
         check_at_least(self.name, gate_lr=(self.gate_lr, 0), gate_decay=(self.gate_decay, 0))
@@ -102,7 +105,8 @@ class PFLMoE(FedAvg):
         cut, theta = self.cut(network), unpack("global", model)
         read = cut.below(theta, x)  # both experts read the same
         z = gate_logit(model, self.gate_reads(cut, theta, x, read))
-        return self.mixture(z, cut.above(theta, read), cut.above(unpack("expert", model), read))
+        general, own = (cut.above(network, expert, read) for expert in (theta, unpack("expert", model)))
+        return self.mixture(z, general, own)
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
         mixed = "gate/weight" in model
@@ -127,17 +131,19 @@ class PFLMoE(FedAvg):
         return {name: tensor for name, tensor in start.items() if name not in gate}, stack(gate, clients)
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        cut = self.cut(work.network)
+        cut, network = self.cut(work.network), work.network
         read = cut.reader(work, server)
+        in_use = self.gate_experts == "eval"
 
         def logits(params: Params) -> Callable[[Batch], Tensor]:
-            return lambda batch: cut.above(params, read(batch))
+            """An expert's logits [b, K], as the gate sees them."""
+            return lambda batch: cut.above(network if in_use else work.training(batch), params, read(batch))
 
-        general = work.fixed(logits(server))
+        general = work.fixed(logits(server)) if in_use else logits(server)
         gate_input = work.fixed(lambda batch: self.gate_reads(cut, server, batch.x, read(batch)))
 
         def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(cut.above(server | head, read(batch), work.training(batch)))
+            return batch.cross_entropy(cut.above(work.training(batch), server | head, read(batch)))
 
         def tune(expert: Carry, batch: Batch) -> Carry:
             head, velocity = expert
@@ -161,7 +167,8 @@ class PFLMoE(FedAvg):
         else:
             expert = work.fold(tune, expert, chain.from_iterable(epochs))
             if self.gate == "learned":
-                own = work.fixed(logits(server | expert[0]))
+                own = logits(server | expert[0])
+                own = work.fixed(own) if in_use else own
                 gate = work.fold(learn(own), gate, chain.from_iterable(gate_epochs))
         return pack("global", server) | pack("expert", server | expert[0]) | gate[0]
 

@@ -25,8 +25,8 @@ def layers_from(network: Network, cut: str, what: str) -> set[str]:
         InputError: the network has no such layer.
     """
     layers = list(network.layers)
-    convolutions = [i for i, layer in enumerate(layers) if network.is_convolution(layer)]
-    places = {"last": len(layers) - 1, "none": len(layers), "dense": max(convolutions, default=-1) + 1}
+    others = [i for i, layer in enumerate(layers) if not network.is_dense(layer)]
+    places = {"last": len(layers) - 1, "none": len(layers), "dense": max(others, default=-1) + 1}
     if cut not in places and cut not in layers:
         raise InputError(f"{what} must be one of {', '.join([*places, *layers])}, not '{cut}'")
     first = places[cut] if cut in places else layers.index(cut)
@@ -42,15 +42,14 @@ class Cut:
 
     def __init__(self, network: Network, cut: str, what: str) -> None:
         self.network, self.head = network, layers_from(network, cut, what)
-        self.dense = self.head == layers_from(network, "dense", what)
+        self.dense = network.in_parts and self.head == layers_from(network, "dense", what)
 
     def below(self, params: Params, x: Tensor) -> Tensor:
         """What `above` reads: the activations [b, d] below a dense head, else the images themselves."""
         return self.network.extract(params, x) if self.dense else x
 
-    def above(self, params: Params, read: Tensor, network: Network | None = None) -> Tensor:
-        """Logits [b, K] from what `below` gives; a loss gives the network in training mode."""
-        network = network or self.network
+    def above(self, network: Network, params: Params, read: Tensor) -> Tensor:
+        """Logits [b, K] from what `below` gives, of the network as it is or in training mode."""
         return network.classify(params, read) if self.dense else network(params, read)
 
     def reader(self, work: Work, params: Params) -> Callable[[Batch], Tensor]:

@@ -39,12 +39,12 @@ class VGG16(Parts):
         self.fc3 = nn.Linear(512, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, 32, 32], flattened: [b, 512]."""
+        """What the convolutions make of images [b, C, 32, 32]: [b, 512]."""
         return self.body(x).flatten(1)
 
     def hidden(self, a: Tensor) -> Tensor:
         """What the last layer reads: [b, 512]."""
-        a = F.relu(self.fc1(self.dropout1(a)))  # [b, 512]
+        a = F.relu(self.fc1(self.dropout1(a)))
         return F.relu(self.fc2(self.dropout2(a)))
 
     def classify(self, a: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class DeepMLP(Parts):
             self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 256]."""
+        """What the last layer reads: [b, 256] of pixels [b, d]."""
         for layer in list(self.children())[:-1]:
             a = F.relu(layer(a))
         return a

@@ -174,9 +174,14 @@ class Network:
         """Name of the last layer, the classifier."""
         return list(self.layers)[-1]
 
-    def is_convolution(self, layer: str) -> bool:
-        """Whether a layer's weight is a stack of filters."""
-        return self._template.get_parameter(f"{layer}.weight").dim() == 4
+    def is_dense(self, layer: str) -> bool:
+        """Whether a layer's weight is a matrix, and not a stack of filters or the scale of a batch norm."""
+        return self._template.get_parameter(f"{layer}.weight").dim() == 2
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether `extract` and `classify` can be asked for."""
+        return isinstance(self._template, Parts)
 
     def init(self, seed: int, copy: int = 0) -> Params:
         """Initial parameters number `copy`; different copies are independent draws."""
