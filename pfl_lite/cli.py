@@ -276,6 +276,9 @@ def run(
     ft_batch_size: Annotated[
         int | None, typer.Option(help="images a mini-batch of fine-tuning [--batch-size]")
     ] = None,
+    whole_test: Annotated[
+        bool, typer.Option("--whole-test", help="also score the final models on all test images")
+    ] = False,
     engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
@@ -312,7 +315,7 @@ def run(
         "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
         "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
         "augment": augment, "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
-        "ft_batch_size": ft_batch_size, "engine": engine, "device": device, "dtype": dtype,
+        "ft_batch_size": ft_batch_size, "whole_test": whole_test, "engine": engine, "device": device, "dtype": dtype,
         "eval_every": eval_every,
     }  # fmt: skip
     if "method" in own:
@@ -366,6 +369,11 @@ def summary(report: dict[str, Any]) -> str:
             loss = last[f"{key}_loss"]
             shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
             lines.append(f"  {title:<18} test accuracy {100 * last[f'{key}_accuracy']:6.2f} %   loss {shown}")
+    for key, scores in last.get("whole_test", {}).items():
+        both = [
+            f"{name.replace('_', ' ')} {100 * scores[name]:6.2f} %" for name in ("global_test", "local_test")
+        ]
+        lines.append(f"  {names[key]:<18} on all test images: {', '.join(both)}")
     lines.append(
         f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
         f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"

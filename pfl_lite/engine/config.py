@@ -82,6 +82,8 @@ class RunConfig:
     """Also score fine-tuned models every so many rounds (0: only after the last)."""
     eval_every: int = 1
     """Score models every so many rounds; round 0 and the last always are."""
+    whole_test: bool = False
+    """Also score the final models on all test images: overall, and by class in the proportions of each client's training."""
     engine: str = "auto"
     """`loop` (one client after another), `vmap` (all as one batch); `auto`: loop on a CPU, vmap on a GPU."""
     device: str = "auto"

@@ -19,7 +19,9 @@ class History:
 
     Each entry holds `round`, the ids of its `clients`, `floats_down` and `floats_up` (sums over the sampled clients) and, where
     models were scored, means over clients such as `personal_accuracy`, `global_loss`, `tuned_accuracy` (a fraction; nats) with
-    the lists they are means of under `per_client`.
+    the lists they are means of under `per_client`. In the last entry of a run with `whole_test`, each kind of model (`global`,
+    `personal`, `tuned`) has under that name the means `global_test` and `local_test` and the lists of all clients,
+    `global_test_clients` and `local_test_clients`.
     """
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -47,6 +49,14 @@ class History:
                 entry[f"unseen_{prefix}_{quantity}"] = mean(each, sizes * held_out)
             entry.setdefault("per_client", {})[f"{prefix}_{quantity}"] = each.tolist()
 
+    def add_whole_test(self, entry: dict[str, Any], model: str, accuracies: dict[str, np.ndarray]) -> None:
+        """Write one model's accuracies on all test images ([N]) into a round's entry."""
+        held_out = np.isin(np.arange(len(self.train_sizes)), self.unseen)
+        scores: dict[str, Any] = entry.setdefault("whole_test", {}).setdefault(model, {})
+        for name, each in accuracies.items():
+            scores[name] = mean(each, np.isfinite(each) * ~held_out)
+            scores[f"{name}_clients"] = each.tolist()
+
     @staticmethod
     def copy_scores(entry: dict[str, Any], model: str, twin: str) -> None:
         """Enter the scores of one model under a second name too."""
@@ -58,7 +68,15 @@ class History:
     def compact(self) -> list[dict[str, Any]]:
         """The rounds for a small file: of the per-client lists only test accuracies stay, under the model's name."""
 
+        def short(values: Any) -> Any:
+            return [round(v, 6) for v in values] if isinstance(values, list) else values
+
         def slim(name: str, value: Any) -> Any:
+            if name == "whole_test":
+                return {
+                    model: {key: short(kept) for key, kept in scores.items()}
+                    for model, scores in value.items()
+                }
             if name != "per_client":
                 return value
             kept = {
@@ -66,9 +84,7 @@ class History:
                 for each, values in value.items()
                 if each.endswith("_accuracy")
             }
-            return {
-                model: [round(v, 6) for v in kept[model]] for model in kept if not model.startswith("val_")
-            }
+            return {model: short(kept[model]) for model in kept if not model.startswith("val_")}
 
         return [{name: slim(name, value) for name, value in entry.items()} for entry in self.rounds]
 

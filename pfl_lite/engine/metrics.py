@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_lite.engine.local_sgd import LocalWork
+from pfl_lite.engine.local_sgd import EVALUATION_BATCH, LocalWork
 from pfl_lite.models import Params
 
 
@@ -24,6 +24,35 @@ def score(predict: Callable[[Tensor], Tensor], work: LocalWork, split: str) -> P
             right, each = right * batch.real, each * batch.real
         correct, loss = correct + right.sum(), loss + each.sum()
     return {"correct": correct, "loss": loss}
+
+
+def right_by_class(
+    predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, classes: int
+) -> Tensor:
+    """How many of the given images [n, C, H, W] of every class are answered correctly: [K]."""
+    right = torch.zeros(classes, dtype=torch.float64, device=images.device)
+    for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
+        correct = predict(x).argmax(1) == y  # [b]
+        right = right + (F.one_hot(y, classes) * correct[:, None]).sum(0)
+    return right
+
+
+def whole_test(right: np.ndarray, held: np.ndarray, trained: np.ndarray) -> dict[str, np.ndarray]:
+    """Two accuracies of every client's model on all test images (Yu et al. 2020, Guo et al. 2021): a fraction each, [N].
+
+    `global_test` is the share of correct answers, `local_test` sum_c p_i(c) acc_i(c): accuracies by class, weighted by how often
+    the classes occur among the client's training images. Classes without test images are left out, and the shares renormalised.
+
+    Args:
+        right: correct answers of each model in each class [N, K].
+        held: test images of each class [K].
+        trained: training images of each class at each client [N, K].
+    """
+    shares = trained * (held > 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        by_class = np.where(held > 0, right / held, 0)
+        local = (shares * by_class).sum(1) / shares.sum(1)
+    return {"global_test": right.sum(1) / held.sum(), "local_test": local}
 
 
 def mean(values: np.ndarray, sizes: np.ndarray, *, weighted: bool = False) -> float | None:

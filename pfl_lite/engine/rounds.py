@@ -23,12 +23,13 @@ from tqdm import tqdm
 
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
+from pfl_lite.data.partition import parse
 from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, PerClient
-from pfl_lite.engine.metrics import score
+from pfl_lite.engine.metrics import right_by_class, score, whole_test
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
 from pfl_lite.methods import Method, make_method
@@ -65,6 +66,8 @@ class Simulation:
                 device=config.device,
             )
         check_fits(federation, config)
+        if config.whole_test:
+            check_whole_test(federation, config)
         if remark := self.method.check_clients(federation.train_sizes, config):
             warnings.warn(remark, stacklevel=2)
         self.federation = federation
@@ -246,6 +249,33 @@ class Simulation:
                 entry, name, split, sums["correct"].cpu().numpy(), sums["loss"].cpu().numpy()
             )
 
+    def _whole_test(self, entry: dict[str, Any]) -> None:
+        """Score the final models of every kind on all test images."""
+        data = self.federation
+        held = torch.bincount(data.test_labels, minlength=data.classes).cpu().numpy()
+        trained = data.class_counts("train").numpy()
+
+        def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
+            scored = model or self.method.global_model(server)
+            assert scored is not None
+
+            def predict(x: Tensor) -> Tensor:
+                return self.method.predict(self.network, scored, x)
+
+            return ({"right": right_by_class(predict, data.test_images, data.test_labels, data.classes)},)
+
+        shared = self.method.global_model(self.server) is not None
+        kinds: dict[str, Params] = {"global": {}} if shared else {}
+        kinds |= {"personal": {} if self.method.one_model else self.personal_models()}
+        kinds |= {"tuned": self._tuned} if self._tuned is not None else {}
+        for kind, models in kinds.items():
+            ids = self.everyone if models else self.everyone[:1]  # the global model once
+            right = (
+                self.map(one, self.server, models, ids, self.round, self.settings)[0]["right"].cpu().numpy()
+            )
+            every = np.broadcast_to(right, (len(data), data.classes))
+            self.history.add_whole_test(entry, kind, whole_test(every, held, trained))
+
     def _record(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Score what the configuration asks for after this round, and append the entry."""
         config, last = self.config, self.round == self.config.rounds
@@ -259,6 +289,8 @@ class Simulation:
         if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
             self._tuned = self.tuned_models()
             self._score(entry, "tuned", self._tuned)
+        if last and config.whole_test:
+            self._whole_test(entry)
         state = self.state() if self.method.watched else {}
         for name in self.method.watched:
             small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
@@ -372,7 +404,7 @@ class Simulation:
         }
         return plain(report | ({"final_before_ft": self._final(last, "personal")} if tuned else {}))
 
-    def _final(self, entry: dict[str, Any], model: str) -> dict[str, list[float]] | None:
+    def _final(self, entry: dict[str, Any], model: str) -> dict[str, Any] | None:
         each = entry.get("per_client", {})
         if f"{model}_accuracy" not in each:  # the run is not over, and this round was not scored
             return None
@@ -382,7 +414,7 @@ class Simulation:
             "val_accuracy": each[f"val_{model}_accuracy"],
             "train_size": self.history.train_sizes,
             "test_size": self.history.test_sizes,
-        }
+        } | entry.get("whole_test", {}).get(model, {})
 
     def save_models(self, path: Path) -> None:
         """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/` arrays in one .npz."""
@@ -421,6 +453,18 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
     empty = [i for i, images in enumerate(federation.train_sizes.tolist()) if not images]
     if empty:
         raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
+
+
+def check_whole_test(federation: Federation, config: RunConfig) -> None:
+    """Raise an InputError where a model cannot be scored on all test images of a federation."""
+    if federation.test_images is federation.images or not len(federation.test_images):
+        raise InputError(
+            f"whole_test needs test images apart from the training images, which {config.data} lacks here"
+        )
+    if parse(config.partition).relabelling(config.clients, federation.classes) is not None:
+        raise InputError(
+            f"whole_test needs labels that mean the same to all clients: not with partition {config.partition}"
+        )
 
 
 def trajectory(config: RunConfig) -> dict[str, Any]:

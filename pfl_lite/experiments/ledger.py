@@ -181,7 +181,7 @@ class Ledger:
             rows += [
                 (*head, at, client, key, value)
                 for at, key, values in lists
-                for client, value in enumerate(values or [])
+                for client, value in enumerate(values if isinstance(values, list) else [])
             ]
         return pd.DataFrame(rows, columns=FRAME_COLUMNS).astype({"value": float})
 
