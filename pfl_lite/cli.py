@@ -52,8 +52,8 @@ Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`), or 
 Partition = Annotated[
     str,
     typer.Option(
-        help="iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, groups:G:ALPHA, pachinko:ALPHA:BETA, blocks:G, "
-        "concept:G, writers or writers:K"
+        help="iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA, "
+        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K"
     ),
 ]
 Split = Annotated[

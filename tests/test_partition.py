@@ -534,6 +534,23 @@ def test_dirichlet_has_the_typical_sizes_of_the_capped_recipe() -> None:
     assert 850 < low < 1400 and 2500 < middle < 2850 and 3900 < high < 4700
 
 
+@pytest.mark.parametrize("alpha", [0.5, 0.9, 50.0])
+def test_rounded_dirichlet_takes_rounded_counts_in_order_until_a_class_is_used_up(alpha: float) -> None:
+    sizes, clients = [90, 200, 0, 31], 8
+    train, test = labels_of(sizes), labels_of([40, 40, 40, 40])
+    for seed in range(20):
+        found = partition_labels(train, test, 4, f"dirichlet_rounded:{alpha}", clients, seed, val_fraction=0)
+        rng, left, expected = generator(seed, "shares"), list(sizes), np.zeros((clients, 4), dtype=int)
+        for c in (0, 1, 3):
+            for i, p in enumerate(rng.dirichlet([alpha] * clients)):
+                expected[i, c] = min(round(p * sizes[c]), left[c])
+                left[c] -= expected[i, c]
+        counts = parts.class_counts(train, [client.train for client in found], 4)
+        assert np.array_equal(counts, expected) and not any(len(client.val) for client in found)
+        rows = np.concatenate([client.train for client in found])
+        assert len(rows) == len(set(rows.tolist()))
+
+
 def test_dirichlet_repair_moves_as_little_as_needed() -> None:
     # alpha -> 0: each of 2 classes goes to one client, the third client holds nothing until images move.
     train = labels_of([100, 60])
@@ -761,7 +778,15 @@ def test_every_recipe_is_described_and_parsed() -> None:
     assert [usage.split(":")[0] for usage, _ in parts.describe()] == list(parts.PARTITIONERS)
     for spec in (
         *("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:20:0.3:0.7"),
-        *("groups:3:0.4", "pachinko:0.4:10", "blocks:3", "concept:2", "writers", "writers:1"),
+        *(
+            "dirichlet_rounded:0.9",
+            "groups:3:0.4",
+            "pachinko:0.4:10",
+            "blocks:3",
+            "concept:2",
+            "writers",
+            "writers:1",
+        ),
     ):
         assert parse(spec).spec == spec
     assert parse("blocks:12") == parts.Blocks(12) and parse("concept:4") == parts.Concept(4)

@@ -1,12 +1,12 @@
 """Which client holds which image: a share matrix, rounded to counts, dealt out as disjoint index arrays.
 
 Every partitioner answers one question with a *share matrix* [clients, classes]: which part of each class does
-each client get?  A column sums to 1, or to 0 for a class that nobody holds.  The training images are first
-split into training and validation images (random, stratified by class); then training, validation and test
-images are all dealt out with the *same* shares, so that a client is always tested on the kind of images it
-was trained on.  `writers` says the same of writers instead of classes, `groups` of groups of classes.  Where
-training and test images were merged into one pool (`Images.merge`), the pool is dealt out once, and every
-client cuts its own images.
+each client get?  A column sums to 1, to 0 for a class that nobody holds, or to less than 1 where images stay
+with nobody (`dirichlet_rounded`).  The training images are first split into training and validation images
+(random, stratified by class); then training, validation and test images are all dealt out with the *same*
+shares, so that a client is always tested on the kind of images it was trained on.  `writers` says the same of
+writers instead of classes, `groups` of groups of classes.  Where training and test images were merged into one
+pool (`Images.merge`), the pool is dealt out once, and every client cuts its own images.
 
 Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
 `blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it
@@ -297,6 +297,32 @@ class Dirichlet(Partitioner):
 
 
 @dataclass(frozen=True)
+class DirichletRounded(Dirichlet):
+    """Each class dealt over the clients with rounded Dirichlet proportions, nothing evened out (PFL-MoE's code).
+
+    Client after client takes round(class size * p_i) of the images that are left: the last may find fewer, and
+    a few images of a class may stay with nobody. Clients differ more in size than those of `dirichlet`, and
+    none is promised ten images.
+    """
+
+    usage: ClassVar[str] = "dirichlet_rounded:ALPHA"
+    summary: ClassVar[str] = (
+        "each class split over clients by Dirichlet(ALPHA), rounded, some images left over"
+    )
+
+    @property
+    def spec(self) -> str:
+        return f"dirichlet_rounded:{self.alpha:g}"
+
+    def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        shares = np.zeros((clients, len(sizes)))
+        for c in np.flatnonzero(sizes):
+            counts = np.rint(sizes[c] * _dirichlet(self.alpha, clients, rng))
+            shares[:, c] = np.diff(counts.cumsum().clip(max=sizes[c]), prepend=0) / sizes[c]
+        return shares
+
+
+@dataclass(frozen=True)
 class LabelGroups(Partitioner):
     """Label skew in groups of classes (FedEM on CIFAR-10: `groups:3:0.4`; on EMNIST, every class alone: `groups:62:0.4`).
 
@@ -542,6 +568,7 @@ PARTITIONERS: dict[str, type[Partitioner]] = {
     "pairs": Pairs,
     "classes": Classes,
     "dirichlet": Dirichlet,
+    "dirichlet_rounded": DirichletRounded,
     "shares": ClassShares,
     "groups": LabelGroups,
     "pachinko": Pachinko,
@@ -908,7 +935,9 @@ def _round_column(shares: np.ndarray, size: int, surplus: np.ndarray) -> np.ndar
     counts = np.floor(quota + 1e-9).astype(np.int64)  # 0.1 * 30 must not lose an image to float rounding
     remainder = np.where(shares > 0, (quota - counts).round(9), -1)
     first = np.lexsort((surplus.round(9), -remainder))
-    counts[first[: size - counts.sum()]] += 1
+    counts[first[: round(quota.sum()) - counts.sum()]] += (
+        1  # shares that sum to less than 1 leave images over
+    )
     return counts
 
 

@@ -37,7 +37,7 @@ class RunConfig:
     model: str = "auto"
     """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise."""
     partition: str = "dirichlet:0.4"
-    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, shares:K:A:B, groups:G:ALPHA,
+    """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA,
     pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K."""
     split: str = "published"
     """Training and test images: the data set's (`published`), or each client's own, merged and cut 80 : 20 (`fedem`)."""
