@@ -7,12 +7,13 @@ configuration alone: evaluating more or less often, stopping and resuming, or ma
 from __future__ import annotations
 
 import json
+import operator
 import platform
 import time
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -350,17 +351,26 @@ class Simulation:
         with atomic_path(path) as temporary:
             torch.save(content, temporary)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, trained_by: RunConfig | None = None) -> None:
         """Continue from a checkpoint.
 
+        Args:
+            path: the file.
+            trained_by: the run that it belongs to, if that is another one whose training is the same (FedAvg's, of methods that
+                differ in what clients do after the last round): its training is taken over, and what follows it is done.
+
         Raises:
-            InputError: the file is damaged, or belongs to another configuration.
+            InputError: the file is damaged, or belongs to another configuration, or the other run trains differently.
         """
+        if trained_by is not None and not trains_alike(self.config, trained_by):
+            raise InputError(
+                f"{self.method.name} does not train as {trained_by.method.name} does: it needs a run of its own"
+            )
         try:
             content = torch.load(path, map_location=self.config.device, weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not its own
             raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
-        mine, there = trajectory(self.config), with_defaults(content["config"])
+        mine, there = trajectory(trained_by or self.config), with_defaults(content["config"])
         other = [name for name in mine if there.get(name) != mine[name]]
         if other:
             raise InputError(
@@ -371,10 +381,16 @@ class Simulation:
             raise InputError(
                 f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
             )
-        self.round, self.server, self.clients = content["round"], content["server"], content["clients"]
+        self.round, self.server = content["round"], content["server"]
         self._ahead, self.sampled = None, content["sampled"]
         self.history, self._tuned = History(**content["history"]), content["tuned"]
         self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
+        if trained_by is None:
+            self.clients = content["clients"]
+        elif self.round == self.config.rounds:
+            started, entry = time.perf_counter(), self.history.rounds.pop()
+            self._record({name: entry[name] for name in ("round", "clients", "floats_down", "floats_up")})
+            self.seconds += time.perf_counter() - started
 
     # ---- results --------------------------------------------------------------------------------------------------
 
@@ -471,6 +487,21 @@ def trajectory(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
     free = () if config.method.anneals else ("rounds",)
     return {name: value for name, value in config.as_dict().items() if name not in free}
+
+
+def trains_alike(a: RunConfig, b: RunConfig) -> bool:
+    """Whether two runs do the same until the last round, and differ only in what clients do after it."""
+    afterwards = {"method", "ft_epochs", "ft_mode", *TUNING}
+    settings = ({k: v for k, v in c.as_dict().items() if k not in afterwards} for c in (a, b))
+    common = {f.name for f in fields(a.method)} & {f.name for f in fields(b.method)}
+    return (
+        operator.eq(*settings)
+        and all(getattr(a.method, name) == getattr(b.method, name) for name in common)
+        and all(
+            getattr(type(a.method), name) is getattr(type(b.method), name)
+            for name in ("download", "local", "aggregate")
+        )
+    )
 
 
 def versions() -> dict[str, str]:

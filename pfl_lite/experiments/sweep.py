@@ -34,6 +34,8 @@ class Task:
     seed: int
     config: RunConfig
     candidate: int | None = None
+    trained_by: tuple[Path, RunConfig] | None = None
+    """Checkpoint and configuration of a finished run whose training it takes over, if that checkpoint is still there."""
 
     @property
     def key(self) -> tuple[str, int, int | None]:
@@ -85,6 +87,8 @@ def train(task: Task, checkpoint: Path, deadline: float | None) -> dict[str, Any
         late = deadline is not None and time.monotonic() > deadline
         return late or (_interrupted is not None and _interrupted.is_set())
 
+    if task.trained_by is not None and task.trained_by[0].exists() and not checkpoint.exists():
+        simulation.load(*task.trained_by)
     done = simulation.run(checkpoint=checkpoint, stop=stop, progress=False)
     return simulation.report() if done else None
 
@@ -136,39 +140,50 @@ class Sweep:
                 for number, candidate in enumerate(arm.grid):
                     if candidate not in done:
                         yield Task(name, arm.key, seed, make_config(arm.method, **(base | candidate)), number)
-        for seed in self.seeds:
-            for arm in self.arms:
-                rates = self.chosen(arm)
-                if rates is None:
-                    continue
-                config = make_config(
-                    arm.method,
-                    **(self.experiment.settings(seed, rounds=self.rounds) | shared | arm.settings | rates),
-                ).resolved()
-                if self.ledger.has(name, arm.key, seed, self.rounds):
-                    continue
-                entry = {
-                    "kind": "run",
-                    "experiment": name,
-                    "arm": arm.key,
-                    "seed": seed,
-                    "config": config.as_dict(),
-                }
-                self.ledger.check(entry)  # refuses to replace a complete run of another configuration
-                yield Task(name, arm.key, seed, config)
+        missing = self.missing()
+        for arm, seed in missing:
+            if self.chosen(arm) is None:
+                continue
+            config, trained_by = self.config(arm, seed), None
+            entry = {
+                "kind": "run",
+                "experiment": name,
+                "arm": arm.key,
+                "seed": seed,
+                "config": config.as_dict(),
+            }
+            self.ledger.check(entry)  # refuses to replace a complete run of another configuration
+            if arm.trained_by is not None:
+                first = self.experiment.arm(arm.trained_by)
+                if (first, seed) in missing:
+                    continue  # until there is a training to take over
+                trained_by = (self.checkpoint(first.key, seed), self.config(first, seed))
+            yield Task(name, arm.key, seed, config, trained_by=trained_by)
+
+    def config(self, arm: Arm, seed: int) -> RunConfig:
+        """The configuration of an arm's result, once its rates are chosen."""
+        settings = self.experiment.settings(seed, rounds=self.rounds) | {"device": self.device}
+        return make_config(arm.method, **(settings | arm.settings | (self.chosen(arm) or {}))).resolved()
+
+    def missing(self) -> list[tuple[Arm, int]]:
+        """The results that the ledger lacks, all arms of a seed before the next seed."""
+        return [(arm, seed) for seed in self.seeds for arm in self.arms if not self.has(arm.key, seed)]
+
+    def has(self, arm: str, seed: int) -> bool:
+        """Whether the ledger holds a result."""
+        return self.ledger.has(self.experiment.name, arm, seed, self.rounds)
 
     def left(self) -> int:
-        """Runs that are still to be trained, those that wait for a search included."""
-        waiting = [arm for arm in self.arms if self.chosen(arm) is None]
-        return len(list(self.tasks())) + len(waiting) * len(self.seeds)
+        """Runs that are still to be trained, those that wait for a search or for another's training included."""
+        return sum(task.candidate is not None for task in self.tasks()) + len(self.missing())
 
-    def checkpoint(self, task: Task) -> Path:
+    def checkpoint(self, arm: str, seed: int, candidate: int | None = None) -> Path:
         """Where a task continues from; search candidates and results never share a file."""
-        kind = "run" if task.candidate is None else f"search{task.candidate}"
-        return self.checkpoints / f"{task.arm}-seed{task.seed}-{kind}.pt"
+        kind = "run" if candidate is None else f"search{candidate}"
+        return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
 
     def record(self, task: Task, report: dict[str, Any]) -> Path:
-        """Enter a finished task into the ledger, then drop its checkpoint."""
+        """Enter a finished task into the ledger, then drop what it went on from."""
         head = {"experiment": task.experiment, "arm": task.arm}
         if task.candidate is None:
             path = self.ledger.write(head | {"seed": task.seed} | report)
@@ -188,8 +203,18 @@ class Sweep:
                 one for one in known if one["settings"] not in arm.grid
             ]  # of an earlier grid: kept
             path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
-        self.checkpoint(task).unlink(missing_ok=True)
+        self.clear(task)
         return path
+
+    def clear(self, task: Task) -> None:
+        """Drop the checkpoint of a finished task, and of the run whose training it took over, once nobody else waits for it."""
+        if task.candidate is not None:
+            self.checkpoint(*task.key).unlink(missing_ok=True)
+            return
+        for key in filter(None, (task.arm, self.experiment.arm(task.arm).trained_by)):
+            heirs = [arm for arm in self.experiment.arms if arm.trained_by == key]
+            if all(self.has(arm, task.seed) for arm in (key, *(heir.key for heir in heirs))):
+                self.checkpoint(key, task.seed).unlink(missing_ok=True)
 
 
 def in_grid_order(arm: Arm, candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -257,9 +282,9 @@ def reproduce(
                 waiting = [task for task in pending if task.key not in busy]
                 late = interrupted.is_set() or (deadline is not None and time.monotonic() > deadline)
                 for task in [] if late else waiting[: workers - len(running)]:
-                    again = "go on with" if sweep.checkpoint(task).exists() else "start"
+                    again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
                     tqdm.write(f"{again} {task.title}: {describe(task)}")
-                    running[pool.submit(train, task, sweep.checkpoint(task), deadline)] = task
+                    running[pool.submit(train, task, sweep.checkpoint(*task.key), deadline)] = task
                 if not running:
                     break
                 while not news.empty():

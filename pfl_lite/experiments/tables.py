@@ -25,12 +25,12 @@ COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", 
 FORMATS = ("text", "markdown", "csv")
 
 
-def accuracy(run: Run) -> float:
-    """The metric of pFedMB's tables, in percent: unweighted mean over clients of the final test accuracy.
+def accuracy(run: Run, measure: str = "test_accuracy") -> float:
+    """A run's final number, in percent: the unweighted mean over clients of the final test accuracy, or another measure.
 
     Scored are the models after fine-tuning where the run tunes; clients without test images are left out.
     """
-    return 100 * float(np.nanmean(np.asarray(run["final"]["test_accuracy"], dtype=float)))
+    return 100 * float(np.nanmean(np.asarray(run["final"][measure], dtype=float)))
 
 
 def judge(
@@ -107,39 +107,51 @@ def table(experiment: str | Experiment, ledger: Ledger | None = None) -> pd.Data
     ledger = ledger or Ledger()
     done, undone = ledger.read(experiment.name), ledger.read(experiment.name, unfinished=True)
     runs = {arm.key: [run for run in done if run["arm"] == arm.key] for arm in experiment.arms}
-    scores = {key: [accuracy(run) for run in some] for key, some in runs.items() if some}
+    rows = []
+    for measure, words in experiment.measures.items():
+        some = rows_of(experiment, measure, runs, undone)
+        rows += [row | {"Method": f"{words}: {row['Method']}"} if words else row for row in some]
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    frame.attrs = {"title": experiment.title, "notes": [*experiment.deviations, *unequal(ledger, experiment)]}
+    return frame
+
+
+def rows_of(
+    experiment: Experiment, measure: str, runs: dict[str, list[Run]], undone: Sequence[Run]
+) -> list[dict[str, Any]]:
+    """A table's rows for one measure, from each arm's complete runs and all unfinished ones."""
+    scores = {key: [accuracy(run, measure) for run in some] for key, some in runs.items() if some}
     ours = {key: float(np.mean(some)) for key, some in scores.items()}
+    papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
     rows: list[dict[str, Any]] = []
     for arm in experiment.arms:
-        some, why = scores.get(arm.key, []), ""
+        some, why, paper = scores.get(arm.key, []), "", papers[arm.key]
         lengths = sorted({int(run["rounds"][-1]["round"]) for run in runs[arm.key]})
         row: dict[str, Any] = {
             "Method": arm.label,
-            "Paper (%)": arm.paper,
+            "Paper (%)": paper,
             "Ours (%)": ours.get(arm.key),
             "s.d.": float(np.std(some, ddof=1)) if len(some) > 1 else math.nan,
             "Seeds": len(some),
             "Status": "not run",
             "Rounds": ", ".join(map(str, lengths)) or "-",
         }
-        if some and arm.paper is None:
+        if some and paper is None:
             row["Status"], why = "own addition", "not in the paper's table"
-        elif some and arm.paper is not None:
-            row["Gap"] = ours[arm.key] - arm.paper
+        elif some and paper is not None:
+            row["Gap"] = ours[arm.key] - paper
             others = [
-                (other.label, ours[other.key], other.paper)
+                (other.label, ours[other.key], theirs)
                 for other in experiment.arms
-                if other is not arm and other.key in ours and other.paper is not None
+                if other is not arm and other.key in ours and (theirs := papers[other.key]) is not None
             ]
-            row["Status"], why = judge(ours[arm.key], row["s.d."], arm.paper, others)
+            row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
         fell_short = shortfalls(experiment, runs[arm.key], [run for run in undone if run["arm"] == arm.key])
         row["Reason"] = "; ".join(filter(None, [why, *fell_short]))
         rows.append(row)
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
-    frame = frame.astype(dict.fromkeys(numbers, float))
-    frame.attrs = {"title": experiment.title, "notes": [*experiment.deviations, *unequal(ledger, experiment)]}
-    return frame
+    return rows
 
 
 def show(frame: pd.DataFrame, format: str = "text") -> str:
