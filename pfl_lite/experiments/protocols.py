@@ -279,8 +279,8 @@ PFLMOE_FMNIST_LENET = Experiment(
         "Each client is cut into three quarters for its expert and one quarter for its gate, as in the code; PFL-FB's printed "
         "numbers come from three quarters too, so that the row on all images is our own addition.",
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the gate "
-        "reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same printed numbers "
-        "stand beside both.",
+        "reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same numbers stand "
+        "beside both.",
         "Normalisation: mean and standard deviation of Fashion-MNIST; the code takes those of MNIST.",
         "FedAvg's local test is measured; the paper prints the global test in its place.",
     ),
