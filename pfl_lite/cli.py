@@ -144,7 +144,7 @@ def models() -> None:
             for title, shape in shapes.items()
             if spec.size in (None, shape[1])
         ]
-        columns([(f"{name:<9}", spec.about, "; ".join(counts))])
+        columns([(f"{name:<{max(map(len, NETWORKS))}}", spec.about, "; ".join(counts))])
 
 
 @app.command()

@@ -226,7 +226,7 @@ class FedAvgOnChain(FedAvg):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("aggregation", ["normalized", "literal", "delta"])
-def test_one_block_a_layer_without_a_router_is_fedavg_on_the_chain(
+def test_fedmn_of_one_block_a_layer_without_a_router_is_fedavg_on_the_chain(
     federation: Any, monkeypatch: pytest.MonkeyPatch, engine: str, aggregation: str
 ) -> None:
     monkeypatch.setitem(NETWORKS, "chain", NetworkSpec(Chain, ""))
@@ -246,14 +246,14 @@ def test_one_block_a_layer_without_a_router_is_fedavg_on_the_chain(
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.5, 0.1])
-def test_a_bit_is_1_with_probability_pi_at_every_temperature(tau: float) -> None:
+def test_fedmn_bit_is_1_with_probability_pi_at_every_temperature(tau: float) -> None:
     pi = vector(0.05, 0.3, 0.5, 0.8)
     eps = torch.from_numpy(np.random.default_rng(0).random((200_000, 4)))
     share = (concrete(eps, pi.logit(), tau) > 0.5).double().mean(0)
     assert share.tolist() == pytest.approx(pi.tolist(), abs=0.005)
 
 
-def test_the_temperature_falls_exponentially_and_makes_gates_harder(federation: Any) -> None:
+def test_fedmn_s_temperature_falls_exponentially_and_makes_gates_harder(federation: Any) -> None:
     sim = start(federation, rounds=5, tau_start=2.0, tau_end=0.125)
     taus = [sim.method.temperature(work_of(sim, 0, number=t)) for t in range(1, 7)]
     assert taus == pytest.approx([2, 1, 0.5, 0.25, 0.125, 0.125])  # fine-tuning after round 5 has the last
@@ -283,7 +283,9 @@ def router_s_mean(sim: Simulation, model: dict[str, Tensor], x: Tensor, y: Tenso
     return (z @ router["out/weight"].T + router["out/bias"]).mean(0)
 
 
-def test_decisions_come_from_all_training_images_whatever_their_order_or_number(federation: Any) -> None:
+def test_fedmn_decisions_come_from_all_training_images_whatever_their_order_or_number(
+    federation: Any,
+) -> None:
     rows = federation.train[0]
     shuffled, doubled = rows.flip(0), torch.cat([rows, rows])
     variants = replace(federation, train=[rows, shuffled, doubled, rows, federation.train[4]])
@@ -295,7 +297,7 @@ def test_decisions_come_from_all_training_images_whatever_their_order_or_number(
     assert torch.allclose(pi[0], wanted, atol=1e-12)
 
 
-def test_the_router_sees_images_and_labels_but_not_which_belong_together(federation: Any) -> None:
+def test_fedmn_s_router_sees_images_and_labels_but_not_which_belong_together(federation: Any) -> None:
     """Its last layer is linear and its inputs are set side by side, so that a mean over images parts them: a client whose labels
     are exchanged among its images, a concept shift, gets the same Pi."""
     rows = federation.train[0]
@@ -307,7 +309,7 @@ def test_the_router_sees_images_and_labels_but_not_which_belong_together(federat
     assert torch.allclose(*pi, rtol=0, atol=1e-12)
 
 
-def test_labels_matter_to_the_router_and_test_labels_do_not(federation: Any) -> None:
+def test_fedmn_labels_matter_to_the_router_and_test_labels_do_not(federation: Any) -> None:
     sim = start(federation)
     other = start(replace(federation, labels=(federation.labels + 1) % 10))
     a, b = (s.method.decide(s.server, work_of(s, 0))[0] for s in (sim, other))
@@ -317,7 +319,7 @@ def test_labels_matter_to_the_router_and_test_labels_do_not(federation: Any) -> 
 
 
 @pytest.mark.parametrize("gate", ["st", "soft", "sample"])
-def test_the_gradient_reaches_every_tensor_of_the_router(federation: Any, gate: str) -> None:
+def test_fedmn_gradient_reaches_every_tensor_of_the_router(federation: Any, gate: str) -> None:
     sim = start(federation, gate=gate, model="small_cnn")
     uploads, _ = worked(sim)
     for name, tensor in sim.server.items():
@@ -325,7 +327,7 @@ def test_the_gradient_reaches_every_tensor_of_the_router(federation: Any, gate: 
             assert any((uploads[name][i] != tensor).any() for i in range(5)), name
 
 
-def test_routing_all_and_random_have_no_router(federation: Any) -> None:
+def test_fedmn_routing_all_and_random_have_no_router(federation: Any) -> None:
     for routing in ("all", "random"):
         sim = start(federation, routing=routing)
         assert not any(name.startswith("router") for name in sim.start)
@@ -365,7 +367,7 @@ def hand(beta: list[float], **settings: Any) -> Simulation:
     return sim
 
 
-def test_a_step_of_encoder_blocks_and_router_by_hand() -> None:
+def test_fedmn_step_of_encoder_blocks_and_router_by_hand() -> None:
     sim = hand([50.0, 50.0, 1.3, 3.0])
     eps = generator(0, "gates", 1, 0).random(4)
     logit = np.log(eps) - np.log(1 - eps) + np.array([50, 50, 1.3, 3])
@@ -387,7 +389,7 @@ def test_a_step_of_encoder_blocks_and_router_by_hand() -> None:
     assert sim.clients["bits"].tolist() == [[1, 1, 1, 1]] and sim.clients["active"].tolist() == [[1, 1]]
 
 
-def test_a_block_that_is_not_chosen_stays_by_hand() -> None:
+def test_fedmn_block_that_is_not_chosen_stays_by_hand() -> None:
     sim = hand([50.0, 50.0, 50.0, -50.0], weight_decay=0.1)
     before = sim.server["block2/weight"][1].clone()
     entry = sim.step()
@@ -397,7 +399,7 @@ def test_a_block_that_is_not_chosen_stays_by_hand() -> None:
     assert entry["floats_down"] == entry["floats_up"] == (1 + 1) + router + (2 * 1 + 2)
 
 
-def test_the_safety_path_acts_in_rounds_and_is_counted() -> None:
+def test_fedmn_safety_path_acts_in_rounds_and_is_counted_by_hand() -> None:
     sim = hand([-50.0, -40.0, -30.0, -20.0])
     sim.step()
     # no link: that of the largest pi, into block 2; no output: block 2's, the only active one
@@ -425,7 +427,7 @@ USED = torch.tensor(
 
 
 @pytest.mark.parametrize("aggregation", ["normalized", "literal", "delta", "code"])
-def test_every_rule_of_aggregation_by_its_formula(federation: Any, aggregation: str) -> None:
+def test_fedmn_every_rule_of_aggregation_by_its_formula(federation: Any, aggregation: str) -> None:
     sim = start(federation, aggregation=aggregation)
     uploads, n = noisy_uploads(sim), federation.train_sizes.double()
     after = average(sim, uploads, USED)
@@ -448,7 +450,7 @@ def test_every_rule_of_aggregation_by_its_formula(federation: Any, aggregation: 
             assert torch.allclose(after[name][i], wanted, atol=1e-12), (name, i)
 
 
-def test_the_printed_rule_shrinks_blocks_and_the_others_leave_unused_ones(federation: Any) -> None:
+def test_fedmn_printed_rule_shrinks_blocks_and_the_others_leave_unused_ones(federation: Any) -> None:
     for aggregation in ("normalized", "literal", "delta"):
         sim = start(federation, aggregation=aggregation)
         constant = {k: w.expand(5, *w.shape) for k, w in sim.server.items()}
@@ -459,7 +461,7 @@ def test_the_printed_rule_shrinks_blocks_and_the_others_leave_unused_ones(federa
             assert torch.allclose(after[f"{layer}/weight"], shrunk, atol=1e-12)
 
 
-def test_with_every_block_in_use_the_mean_is_fedavg_s(federation: Any) -> None:
+def test_fedmn_with_every_block_in_use_the_mean_is_fedavg_s(federation: Any) -> None:
     everything = torch.ones(5, 4, dtype=torch.float64)
     for aggregation in ("normalized", "literal", "delta"):
         sim = start(federation, aggregation=aggregation)
@@ -471,7 +473,7 @@ def test_with_every_block_in_use_the_mean_is_fedavg_s(federation: Any) -> None:
 # ---- what travels ---------------------------------------------------------------------------------------------------
 
 
-def test_counted_floats_are_encoders_router_and_active_blocks(federation: Any) -> None:
+def test_fedmn_counted_floats_are_encoders_router_and_active_blocks(federation: Any) -> None:
     sim = small(federation, participation=0.6, rounds=3)
     encoders, router = 2 * (64 * 6 + 6), (64 * 4 + 4) + (10 * 3 + 3) + (7 * 10 + 10)
     sizes = vector(6 * 5 + 5, 6 * 5 + 5, 5 * 10 + 10, 5 * 10 + 10)
@@ -489,7 +491,7 @@ def test_counted_floats_are_encoders_router_and_active_blocks(federation: Any) -
 @pytest.mark.parametrize(
     ("settings", "saves"), [({}, True), ({"gate": "soft"}, False), ({"gate": "sample"}, False)]
 )
-def test_only_hard_gates_fixed_for_a_round_save_floats(
+def test_fedmn_only_hard_gates_fixed_for_a_round_save_floats(
     federation: Any, settings: dict[str, Any], saves: bool
 ) -> None:
     sim = small(federation, rounds=1, **settings)
@@ -498,7 +500,7 @@ def test_only_hard_gates_fixed_for_a_round_save_floats(
     assert (sim.clients["active"].min() < 1) == saves
 
 
-def test_inactive_blocks_are_sent_back_untouched(federation: Any) -> None:
+def test_fedmn_inactive_blocks_are_sent_back_untouched(federation: Any) -> None:
     sim = start(federation, momentum=0.9, weight_decay=0.1)
     uploads, states = worked(sim)
     assert (states["active"] == 0).any() and (states["active"] == 1).any()
@@ -510,7 +512,7 @@ def test_inactive_blocks_are_sent_back_untouched(federation: Any) -> None:
             assert torch.equal(uploads[bias][i][used == 0], sim.server[bias][used == 0])
 
 
-def test_blocks_and_encoders_are_distinct_parameters(federation: Any) -> None:
+def test_fedmn_blocks_and_encoders_are_distinct_parameters(federation: Any) -> None:
     begin = start(federation, blocks="2x3x2").start
     for name in ("encoder/fc.weight", "block2/weight", "block3/weight"):
         rows = begin[name]
@@ -539,7 +541,7 @@ def test_blocks_and_encoders_are_distinct_parameters(federation: Any) -> None:
         {"gate": "sample", "ft_epochs": 1, "ft_mode": "plain_sgd", "rounds": 2},
     ],
 )
-def test_vmap_equals_loop(federation: Any, settings: dict[str, Any]) -> None:
+def test_fedmn_vmap_equals_loop(federation: Any, settings: dict[str, Any]) -> None:
     settings = {"rounds": 3, **EVERYTHING, **settings}
     a, b = (small(federation, engine=engine, **settings) for engine in ("loop", "vmap"))
     assert same(a.server, b.server, 1e-10) and same(a.clients, b.clients, 1e-10)
@@ -548,7 +550,7 @@ def test_vmap_equals_loop(federation: Any, settings: dict[str, Any]) -> None:
     assert floats[0] == floats[1]
 
 
-def test_sequential_clients_start_from_what_the_one_before_them_sent(federation: Any) -> None:
+def test_fedmn_sequential_clients_start_from_what_the_one_before_them_sent(federation: Any) -> None:
     sim = start(federation, schedule="sequential", routing="random")
     uploads, states = worked(sim)
     server = sim.server
@@ -573,7 +575,7 @@ def no_grad(function: Any, *args: Any) -> Any:
         return function(*args)
 
 
-def test_pretraining_is_fedavg_and_starts_every_encoder(federation: Any) -> None:
+def test_fedmn_pretraining_is_fedavg_and_starts_every_encoder(federation: Any) -> None:
     settings = {"model": "small_cnn", "epochs": 1, "rounds": 3, "momentum": 0.5}
     fedavg = untrained("fedavg", federation, **settings)
     sim = start(federation, pretrain=2, **settings)
@@ -599,7 +601,7 @@ def test_pretraining_is_fedavg_and_starts_every_encoder(federation: Any) -> None
     assert (sim.clients["active"].sum(1) > 0).all()
 
 
-def test_scored_is_the_threshold_of_the_final_router_on_training_images(federation: Any) -> None:
+def test_fedmn_scored_is_the_threshold_of_the_final_router_on_training_images(federation: Any) -> None:
     sim = small(federation, rounds=2, participation=0.6)
     models = sim.personal_models()
     assert same({k: w[2] for k, w in models.items() if k != "bits"}, sim.server, 0)
@@ -616,7 +618,7 @@ def test_scored_is_the_threshold_of_the_final_router_on_training_images(federati
     assert not torch.equal(bits[took_part], by_threshold[took_part])
 
 
-def test_a_client_s_bits_are_what_its_noise_and_its_data_say(federation: Any) -> None:
+def test_fedmn_client_s_bits_are_what_its_noise_and_its_data_say(federation: Any) -> None:
     sim = start(federation)
     _, states = worked(sim)
     for i in range(5):
@@ -629,7 +631,7 @@ def test_a_client_s_bits_are_what_its_noise_and_its_data_say(federation: Any) ->
         assert torch.equal(states["active"][i], in_use(wanted, (2, 2, 2)))
 
 
-def test_bits_of_gate_sample_change_with_every_mini_batch(federation: Any) -> None:
+def test_fedmn_bits_of_gate_sample_change_with_every_mini_batch(federation: Any) -> None:
     sim = start(federation, gate="sample", lr=1e-12, batch_size=FULL_BATCH, epochs=2)
     _, states = worked(sim)
     for i in range(5):
@@ -641,7 +643,7 @@ def test_bits_of_gate_sample_change_with_every_mini_batch(federation: Any) -> No
         assert states["safety"][i] == bits[0][1] + bits[1][1]
 
 
-def test_dropout_acts_in_training_only(federation: Any) -> None:
+def test_fedmn_dropout_acts_in_training_only(federation: Any) -> None:
     a, b = (small(federation, rounds=1, dropout=rate) for rate in (0.0, 0.5))
     assert not same(a.server, b.server, 1e-9)
     x = federation.images[:9]
@@ -653,7 +655,7 @@ def test_dropout_acts_in_training_only(federation: Any) -> None:
     assert not torch.allclose(b.method.forward(b.network, model, x, model["bits"], active, batch), first)
 
 
-def test_batch_norm_in_encoders_and_router_follows_the_batches(
+def test_fedmn_batch_norm_in_encoders_and_router_follows_the_batches(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from test_training_mode import Normed
@@ -666,7 +668,7 @@ def test_batch_norm_in_encoders_and_router_follows_the_batches(
         assert (a.server[name] != a.start[name]).all()
 
 
-def test_saved_models_have_the_agreed_names_and_load_into_torch(federation: Any, tmp_path: Any) -> None:
+def test_fedmn_saved_models_have_the_agreed_names_and_load_into_torch(federation: Any, tmp_path: Any) -> None:
     sim = small(federation, rounds=1)
     sim.save_models(tmp_path / "models.npz")
     parts = {
@@ -686,7 +688,7 @@ def test_saved_models_have_the_agreed_names_and_load_into_torch(federation: Any,
     assert torch.allclose(module(x), logits, atol=1e-12)
 
 
-def test_fine_tuning_by_plain_sgd_keeps_the_bits(federation: Any) -> None:
+def test_fedmn_fine_tuning_by_plain_sgd_keeps_the_bits(federation: Any) -> None:
     sim = small(federation, rounds=1, ft_epochs=1, ft_mode="plain_sgd")
     before, after = sim.personal_models(), sim.scored_models()
     assert torch.equal(before["bits"], after["bits"])
@@ -694,7 +696,7 @@ def test_fine_tuning_by_plain_sgd_keeps_the_bits(federation: Any) -> None:
     assert not torch.equal(before["encoder/fc.weight"], after["encoder/fc.weight"])
 
 
-def test_a_run_that_anneals_cannot_be_continued_for_more_rounds(federation: Any, tmp_path: Any) -> None:
+def test_fedmn_run_that_anneals_cannot_be_continued_for_more_rounds(federation: Any, tmp_path: Any) -> None:
     start(federation, rounds=2).save(tmp_path / "run.pt")
     with pytest.raises(InputError, match=r"another configuration \(it differs in rounds\)"):
         start(federation, rounds=3).load(tmp_path / "run.pt")
@@ -716,11 +718,11 @@ def test_a_run_that_anneals_cannot_be_continued_for_more_rounds(federation: Any,
         ({"pretrain": 2}, r"rounds must be more than pretrain \(2\), not 2"),
     ],
 )
-def test_bad_settings_are_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:
+def test_fedmn_bad_settings_are_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says) as refusal:
         make_config("fedmn", rounds=2, **settings)
     assert "\n" not in str(refusal.value)
 
 
-def test_the_defaults_are_the_paper_s_and_the_code_s() -> None:
+def test_fedmn_s_defaults_are_the_paper_s_and_the_code_s() -> None:
     assert decisions(FedMN().layers) == 10 and FedMN().dropout == 0.5

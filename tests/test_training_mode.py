@@ -17,6 +17,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.methods.base import Batch
 from pfl_lite.models import NETWORKS, NetworkSpec, make_network
+from pfl_lite.models.network import Network
 from pfl_lite.models.training import dropout, fold, keep_mask
 
 
@@ -97,6 +98,23 @@ def test_dropout_keeps_the_mean_and_padding_does_not_shift_the_mask() -> None:
 def test_a_network_without_dropout_and_batch_norm_is_its_own_training_mode() -> None:
     network = make_network("small_cnn", 1, 8, 10)
     assert network.training(torch.tensor(3)) is network
+
+
+class Twice(nn.Module):
+    """The same pixels through two layers of dropout, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout1, self.dropout2, self.fc = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.dropout1(x), self.dropout2(x)])
+
+
+def test_two_layers_of_dropout_have_masks_of_their_own() -> None:
+    network = Network("twice", Twice)
+    a, b = network.training(torch.tensor(3))(network.init(0), torch.ones(50, 40))
+    assert (a == b).double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
 def test_losses_see_dropout_and_scores_do_not(federation: Any) -> None:

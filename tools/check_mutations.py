@@ -417,6 +417,150 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ('self.server_momentum * server[f"velocity/{name}"] + step', "step", "no momentum"),
         ("self.embedding or 1 + clients // 4", "self.embedding or 1", "the paper's size of an embedding"),
     ],
+    # ---- modular networks, dropout and batch norm ----
+    "models/modular.py": [
+        (
+            "active.append((link @ active[-1] > 0)",
+            "active.append((link.sum(1) > 0)",
+            "links from inactive blocks count",
+        ),
+        ("last * split_decisions(bits, layers)[1]", "last", "blocks that nobody reads travel"),
+        ("torch.where(eligible > 0, scores, -torch.inf)", "scores", "a safety path from an inactive block"),
+        ("flatten().argmax()", "flatten().argmin()", "the least likely link"),
+        (
+            "torch.where(needed & chosen, 1.0, bits)",
+            "torch.where(chosen, 1.0, bits)",
+            "a safety path nobody needs",
+        ),
+        (
+            "return torch.cat([*safe, _with_best(outputs, output_scores, active, empty)])",
+            "return torch.cat([*safe, outputs])",
+            "no output bit",
+        ),
+        (
+            "return gates / torch.where(total == 0, 1.0, total)",
+            "return gates",
+            "sums instead of means in eq. 11",
+        ),
+        ("_shares(link * source)", "_shares(link)", "what an inactive block says is heard"),
+        ("_shares(outputs * active[-1])", "_shares(outputs)", "inactive output blocks vote"),
+        ("            h = h.relu()", "            pass", "linear hidden blocks"),
+        ("if number < len(layers):", "if number <= len(layers):", "output blocks with a ReLU"),
+        (
+            "dropout(h.transpose(0, 1), fold(key, number), rate).transpose(0, 1)",
+            "dropout(h, fold(key, number), rate)",
+            "masks that padding shifts",
+        ),
+    ],
+    "models/training.py": [
+        (
+            "x * keep_mask(key, rate, x.shape) / (1 - rate)",
+            "x * keep_mask(key, rate, x.shape)",
+            "dropout that shrinks",
+        ),
+        (">= int(rate * (1 << 53))", ">= int((1 - rate) * (1 << 53))", "the share kept instead of removed"),
+        ("fold(self.key, self.number)", "self.key", "equal masks in every layer"),
+        ("if mean.requires_grad:", "if True:", "frozen batch norm in training mode"),
+        (
+            "ctx.save_for_backward(running_mean - mean, running_var - var)",
+            "ctx.save_for_backward(running_mean - mean, running_var)",
+            "running variances that vanish",
+        ),
+        (
+            "unbiased = biased.detach() * count / (count - 1).clamp_min(1)",
+            "unbiased = biased.detach()",
+            "running variances are unbiased",
+        ),
+        (
+            "x.new_ones(len(x)) if self.real is None else self.real",
+            "x.new_ones(len(x))",
+            "padding in a batch's statistics",
+        ),
+        ("STATISTICS_RATE = 0.1", "STATISTICS_RATE = 0.2", "statistics that move twice as fast"),
+    ],
+    "methods/fedmn.py": [
+        (
+            "(eps.log() - (-eps).log1p() + logits)",
+            "(eps.log() - (-eps).log1p() - logits)",
+            "the bit's probability is 1 - pi",
+        ),
+        ("+ logits) / tau)", "+ logits))", "no temperature"),
+        ("(t / max(rounds - 1, 1))", "(t / max(rounds, 1))", "the last round does not reach tau_end"),
+        (
+            "min(work.round - 1 - self.pretrain, rounds - 1)",
+            "min(work.round - 1, rounds - 1)",
+            "pre-training cools",
+        ),
+        ("bits + (v - v.detach())", "bits", "the router never learns"),
+        ("bits + (v - v.detach())", "v", "soft gates instead of hard ones"),
+        (
+            "activity(torch.ones_like(bits) if soft else bits, self.layers)",
+            "activity(bits, self.layers)",
+            "soft gates with inactive blocks",
+        ),
+        ('draws[now["step"] if sample else 0]', "draws[0]", "the same noise in every mini-batch"),
+        ("F.normalize(h, dim=1, eps=1e-12).relu()", "h.relu()", "features of any length"),
+        (
+            "F.normalize(h, dim=1, eps=1e-12).relu()",
+            "F.normalize(h, dim=1, eps=1e-12)",
+            "no ReLU in the router",
+        ),
+        ("return self.where_used(used, trained, received) |", "return trained |", "unused blocks decay"),
+        (
+            'in_use(now["bits"], self.layers) if self.selective else',
+            'in_use(now["bits"], self.layers) if True else',
+            "soft gates that save floats",
+        ),
+        (
+            'weights = used if self.aggregation == "code" else',
+            "weights = used if False else",
+            "code with sizes",
+        ),
+        (
+            'weights = used if self.aggregation == "code" else round.sizes[:, None] * used',
+            "weights = used",
+            "block means forget the clients' sizes",
+        ),
+        (
+            "before = old if kept else torch.zeros_like(old)",
+            "before = torch.zeros_like(old)",
+            "unused blocks vanish",
+        ),
+        (
+            'mean = rho * mean if self.aggregation == "literal" else',
+            'mean = mean if self.aggregation == "literal" else',
+            "the printed rule without its shrinkage",
+        ),
+        ("old + rho * (mean - old)", "old + (mean - old)", "delta without its factor"),
+        (
+            "floats = floats + used.long().sum() *",
+            "floats = floats + len(used) *",
+            "inactive blocks are counted",
+        ),
+        (
+            'return self.where_used(upload["active"], upload, server)',
+            "return upload",
+            "what nobody trained is handed on",
+        ),
+        ('if self.schedule == "parallel" or', 'if self.schedule != "parallel" or', "schedules exchanged"),
+        (
+            "*below, _ = layers_of(plain).values()",
+            "below = list(layers_of(plain).values())[1:-1]",
+            "one layer is not planted",
+        ),
+        (
+            'torch.where(client["active"].sum() > 0, client["bits"], bits)',
+            'client["bits"]',
+            "newcomers without bits",
+        ),
+        ("copy=j) for j in range(encoders)", "copy=0) for j in range(encoders)", "equal encoders"),
+        (
+            '(work.uniform("fixed routes", (total,), fixed=True) > 0.5)',
+            '(work.uniform("fixed routes", (total,)) > 0.5)',
+            "fixed routes that change",
+        ),
+        ("0.01 * torch.randn", "torch.randn", "blocks that start large"),
+    ],
 }
 
 METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - {
@@ -436,13 +580,15 @@ FAMILIES = {
     "mixtures": ("pfedmb", "fedem"),
     "drift": ("fedprox", "scaffold", "moon"),
     "generated": ("pfedhn",),
-    "modular": ("fedmn",),
+    "modular": ("modular", "fedmn"),
 }
 
 
 def tests_for(file: str) -> tuple[str, ...]:
     """The test files that ought to notice a change in a file: its family's and the general ones."""
     stem = Path(file).stem
+    if stem == "training":
+        return ("tests/test_training_mode.py",)
     everywhere = stem in ("base", "weighted_mean", "local_sgd")
     own = [family for family, members in FAMILIES.items() if everywhere or stem in members]
     return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")

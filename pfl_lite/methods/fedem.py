@@ -62,7 +62,8 @@ class FedEM(Method):
         q = self.responsibilities(received, client, work)  # [n, M]
 
         def weighted_loss(models: Params, batch: Batch) -> Tensor:
-            share, network = q[batch.place], work.training(batch)  # [b, M]
+            network = work.training(batch)
+            share = q[batch.place]  # [b, M]
             each = [
                 F.cross_entropy(network(select(models, m), batch.x), batch.y, reduction="none")
                 for m in range(self.components)

@@ -196,9 +196,8 @@ class FedMN(Method):
     def route(self, network: Network, model: Params, batch: Batch) -> Tensor:
         """The router's outputs [b, E] for images and labels; `network` encodes the images."""
         router = unpack("router", model)
-        labels = (
-            torch.arange(router["y/weight"].shape[1], device=batch.y.device) == batch.y[:, None]
-        )  # [b, K]
+        classes = torch.arange(router["y/weight"].shape[1], device=batch.y.device)
+        labels = batch.y[:, None] == classes  # [b, K]
         h_x = network(unpack("x", router), batch.x)  # [b, d_x]
         h_y = F.linear(labels.to(h_x), router["y/weight"], router["y/bias"])  # [b, d_y]
         z = torch.cat([F.normalize(h, dim=1, eps=1e-12).relu() for h in (h_x, h_y)], 1)
@@ -222,9 +221,8 @@ class FedMN(Method):
         if self.learned:
             network = work.network.resized(self.router_width)
             scores = work.train_mean(torch.cat([self.route(network, model, b) for b in work.data("train")]))
-            bits = (scores > 0 if eps is None else concrete(eps, scores, self.temperature(work)) > 0.5).to(
-                like
-            )
+            chosen = scores > 0 if eps is None else concrete(eps, scores, self.temperature(work)) > 0.5
+            bits = chosen.to(like)
         return scores, *safety_path(bits, scores, self.layers)
 
     # ---- a round ---------------------------------------------------------------------------------------------------
@@ -241,10 +239,9 @@ class FedMN(Method):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         if plain := unpack("plain", received):
             return pack("plain", work.sgd(work.loss, plain)), client
-        sample, tau = self.learned and self.gate == "sample", self.temperature(work)
-        draws = work.uniform(
-            "gates", (work.most_steps if sample else 1, decisions(self.layers))
-        )  # [steps or 1, E]
+        sample, soft = (self.learned and self.gate == kind for kind in ("sample", "soft"))
+        tau, steps = self.temperature(work), work.most_steps if sample else 1
+        draws = work.uniform("gates", (steps, decisions(self.layers)))  # [steps, E]
         scores, bits, switches = self.decide(received, work, draws[0])
 
         def one_batch(carry: Carry, batch: Batch) -> Carry:
@@ -253,17 +250,16 @@ class FedMN(Method):
             now = now | {"step": now["step"] + 1}
             if sample:
                 logits = self.batch_logits(w, work, batch)
-                bits, switched = safety_path(
-                    (concrete(eps, logits, tau) > 0.5).to(logits), logits, self.layers
-                )
+                drawn = (concrete(eps, logits, tau) > 0.5).to(logits)
+                bits, switched = safety_path(drawn, logits, self.layers)
                 now |= {"bits": bits, "safety": now["safety"] + switched}
-            active = activity(bits if self.gate != "soft" else torch.ones_like(bits), self.layers)
+            active = activity(torch.ones_like(bits) if soft else bits, self.layers)
 
             def loss(w: Params, batch: Batch) -> Tensor:
                 gates = bits
                 if self.learned:
                     v = concrete(eps, self.batch_logits(w, work, batch), tau)
-                    gates = v if self.gate == "soft" else bits + (v - v.detach())
+                    gates = v if soft else bits + (v - v.detach())
                 return batch.cross_entropy(self.forward(work.network, w, batch.x, gates, active, batch))
 
             return *work.descend(w, velocity, work.grad(loss, w, batch)), now
@@ -306,9 +302,8 @@ class FedMN(Method):
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         if plain := unpack("plain", uploads):
             plain = weighted_mean(plain, round.sizes, unpack("plain", server))
-            return (
-                server | pack("plain", plain) if round.number < self.pretrain else self.planted(server, plain)
-            )
+            last = round.number == self.pretrain
+            return self.planted(server, plain) if last else server | pack("plain", plain)
         blocks = self.by_layer(uploads["active"])
         kept = self.aggregation in ("normalized", "delta")
         new: Params = {}
