@@ -160,6 +160,33 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any,
         simulation(federation).load(path)
 
 
+def test_a_training_is_taken_over_only_where_it_would_be_the_same(federation: Any, tmp_path: Path) -> None:
+    path, base = tmp_path / "fedavg.pt", train("fedavg", federation, model="small_cnn", participation=0.6)
+    base.save(path)
+    settings: dict[str, Any] = {"model": "small_cnn", "participation": 0.6, "ft_epochs": 1}
+    for method, tuning in (("pfl_mf", {"ft_lr": 0.03}), ("pfl_ft", {})):
+        alone = train(method, federation, **settings, **tuning)
+        heir = simulation(federation, method, **settings, **tuning)
+        heir.load(path, base.config)
+        assert heir.run() and heir.report()["rounds"] == alone.report()["rounds"]
+        assert same(heir.scored_models(), alone.scored_models(), 0) and heir.report()["complete"]
+        assert heir.map.images_trained == alone.map.images_trained
+    longer = simulation(federation, "pfl_mf", **settings, rounds=3)
+    longer.load(path, base.config)
+    assert longer.run() and same(longer.server, train("pfl_mf", federation, **settings, rounds=3).server, 0)
+    for method, other in (
+        ("pfl_mf", {"lr": 0.2}),
+        ("pfl_mf", {"weights": "uniform"}),
+        ("fedprox", {}),
+        ("ditto", {}),
+        ("local", {}),
+    ):
+        with pytest.raises(
+            InputError, match=f"{method} does not train as fedavg does: it needs a run of its own"
+        ):
+            simulation(federation, method, **(settings | other)).load(path, base.config)
+
+
 def test_participation_counts_and_never_sampled_clients_keep_their_state(federation: Any) -> None:
     sim = train("fedper", federation, participation=0.4, rounds=1)
     ids = sim.history.rounds[1]["clients"]

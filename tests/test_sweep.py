@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment
+from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, PFLMOE_FMNIST_LENET, get_experiment
 from pfl_lite.experiments.tables import table
 
 
@@ -52,6 +53,64 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(EXPERIMENTS, "tiny", small)
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
     return "tiny"
+
+
+@pytest.fixture
+def moe(monkeypatch: pytest.MonkeyPatch) -> str:
+    """PFL-MoE's tables shrunk to the digits: two rounds, two epochs of tuning."""
+    small = replace(
+        PFLMOE_FMNIST_LENET,
+        name="moe",
+        data="digits",
+        model="small_cnn",
+        clients=10,
+        rounds=2,
+        epochs=1,
+        arms=tuple(
+            replace(arm, settings=arm.settings | ({"ft_epochs": 2} if "ft_epochs" in arm.settings else {}))
+            for arm in PFLMOE_FMNIST_LENET.arms
+        ),
+    )
+    monkeypatch.setitem(EXPERIMENTS, "moe", small)
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    return "moe"
+
+
+def test_arms_that_personalise_one_training_share_it_and_equal_runs_of_their_own(
+    moe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    advance = Simulation.advance
+    monkeypatch.setattr(Simulation, "advance", lambda sim: (trained.append(sim.method.name), advance(sim))[1])
+    ledger, experiment = Ledger(tmp_path / "shared"), get_experiment(moe)
+    first = sweep.reproduce(moe, ledger=ledger, device="cpu", methods=["fedavg", "pfl_mf"], workers=2)
+    assert [path.name for path in first.written] == ["fedavg-seed0.json", "pfl_mf-seed0.json"]
+    (kept,) = (tmp_path / "shared" / ".checkpoints").rglob("*.pt")  # others may want it
+    assert kept.name == "fedavg-seed0-run.pt"
+    written, left, _ = sweep.reproduce(moe, ledger=ledger, device="cpu")
+    assert len(written) == 6 and left == 0 and trained == ["fedavg"] * 2 + ["local"] * 2
+    assert not list((tmp_path / "shared" / ".checkpoints").rglob("*.pt"))
+
+    alone = Ledger(tmp_path / "alone")
+    for key in ("pfl_fb", "pfl_mf", "pfl_mfe-code"):
+        sweep.reproduce(moe, ledger=alone, device="cpu", methods=[key])
+        mine, shared = alone.get(moe, key, 0), ledger.get(moe, key, 0)
+        assert mine is not None and shared is not None
+        for name in ("config", "rounds", "final", "final_before_ft", "images_trained"):
+            assert mine[name] == shared[name]
+    assert not list((tmp_path / "alone" / ".checkpoints").rglob("*.pt"))
+
+    frame = table(moe, ledger)
+    assert list(frame["Method"][:2]) == ["local test: Local", "local test: FedAvg"] and len(frame) == 16
+    assert frame["Method"][8] == "global test: Local" and not frame["Ours (%)"].isna().any()
+    run = ledger.get(moe, "fedavg", 0)
+    assert run is not None
+    assert frame["Ours (%)"][1] == pytest.approx(100 * run["final"]["local_test"])
+    assert frame["Ours (%)"][9] == pytest.approx(100 * run["final"]["global_test"])
+    assert "global_test" not in set(ledger.frame(moe)["quantity"])
+    assert "local_test_clients" in set(ledger.frame(moe)["quantity"])
+    assert [arm.paper for arm in experiment.arms] == [82.23, 90.31, 91.84, None, 92.02, 92.01, 92.02, 92.01]
+    assert [arm.papers["global_test"] for arm in experiment.arms[:3]] == [65.28, 90.31, 85.91]
 
 
 def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, tmp_path: Path) -> None:

@@ -492,7 +492,7 @@ def trajectory(config: RunConfig) -> dict[str, Any]:
 def trains_alike(a: RunConfig, b: RunConfig) -> bool:
     """Whether two runs do the same until the last round, and differ only in what clients do after it."""
     afterwards = {"method", "ft_epochs", "ft_mode", *TUNING}
-    settings = ({k: v for k, v in c.as_dict().items() if k not in afterwards} for c in (a, b))
+    settings = ({k: v for k, v in trajectory(c).items() if k not in afterwards} for c in (a, b))
     common = {f.name for f in fields(a.method)} & {f.name for f in fields(b.method)}
     return (
         operator.eq(*settings)
