@@ -1,7 +1,7 @@
 """What must hold for every method: equalities between methods, rules for absent, new and tiny clients, settings that matter.
 
 What a method promises by itself stands with its family: `test_methods_sharing.py`, `_ties`, `_clusters`, `_neighbours`,
-`_mixtures`, `_drift`, `_generated`, `_modular`.
+`_mixtures`, `_drift`, `_generated`, `_modular`, `_experts`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from toy import (
     FAST,
     FULL_BATCH,
+    Dropped,
     five_clients,
     of_class_a,
     row,
@@ -38,6 +39,7 @@ from pfl_lite.methods.apfl import mix
 from pfl_lite.methods.base import Round, flatten, unpack
 from pfl_lite.methods.pfedmb import project_onto_simplex
 from pfl_lite.methods.weighted_mean import weighted_mean
+from pfl_lite.models import NETWORKS, NetworkSpec
 
 LAYERED = {
     "fedper",
@@ -446,6 +448,7 @@ OFF_DEFAULT_OF_GATES: dict[str, Any] = {
     "gate_lr": 0.05,
     "gate_decay": 0.1,
     "gate": "global",
+    "gate_experts": "train",
 }
 
 OFF_DEFAULT: dict[str, dict[str, Any]] = {
@@ -540,9 +543,13 @@ def test_the_list_of_hyper_parameters_is_complete() -> None:
 @pytest.mark.parametrize(
     ("method", "name"), [(m, n) for m, settings in OFF_DEFAULT.items() for n in settings]
 )
-def test_every_hyper_parameter_changes_the_result(method: str, name: str) -> None:
-    other = {name: OFF_DEFAULT[method][name]}
-    assert np.abs(usual_losses(method) - final_losses(method, **other)).max() > 1e-6
+def test_every_hyper_parameter_changes_the_result(
+    monkeypatch: pytest.MonkeyPatch, method: str, name: str
+) -> None:
+    monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
+    common = {"model": "dropped", "gate_lr": 1.0} if name == "gate_experts" else {}
+    losses = final_losses(method, **(common | {name: OFF_DEFAULT[method][name]}))
+    assert np.abs(usual_losses(method, **common) - losses).max() > 1e-6
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -616,6 +623,7 @@ def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference
         ("pfl_moe", {"gate_lr": -1}, "gate_lr must be 0 or more"),
         ("pfl_moe", {"gate_decay": -1}, "gate_decay must be 0 or more"),
         ("pfl_moe", {"gate": "half"}, "gate must be one of learned, global, personal, not 'half'"),
+        ("pfl_moe", {"gate_experts": "test"}, "gate_experts must be one of eval, train"),
         ("pfl_moe", {"head": "last"}, "unknown setting of pfl_moe 'head'"),
         ("pfl_mf", {"weights": "n"}, "one of size, uniform"),
         ("fedmn", {"blocks": "2x0x2"}, "such as 2x2x2, not '2x0x2'"),
@@ -727,7 +735,9 @@ def test_fedamp_takes_the_quantile_of_the_distances_that_it_is_told(federation: 
 
 def test_projection_survives_large_numbers_and_keeps_nan() -> None:
     large = torch.tensor([[1e8, 3e7, -5e7], [0.2, 0.3, 0.9]])
-    assert torch.allclose(project_onto_simplex(large), torch.tensor([[1, 0, 0], [1 / 15, 1 / 6, 23 / 30]]), atol=1e-6)
+    assert torch.allclose(
+        project_onto_simplex(large), torch.tensor([[1, 0, 0], [1 / 15, 1 / 6, 23 / 30]]), atol=1e-6
+    )
     assert project_onto_simplex(torch.full((2, 3), torch.nan)).isnan().all()
 
 

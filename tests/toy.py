@@ -15,6 +15,7 @@ from pfl_lite.data.partition import ClientIndices
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.mapping import LoopWork
 from pfl_lite.engine.rounds import Simulation, run
+from pfl_lite.models.network import Parts
 
 FIVE = {"data": "digits", "partition": "dirichlet:0.4", "clients": 5, "seed": 3}
 FAST = {**FIVE, "rounds": 2, "epochs": 2, "batch_size": 32, "lr": 0.1, "dtype": "float64"}
@@ -161,3 +162,25 @@ class TwoLayers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits [b, K]."""
         return self.fc2(self.features(x))
+
+
+class Dropped(Parts):
+    """One hidden layer with dropout behind a convolution, so that training and use differ."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 2, 3)
+        self.dropout = nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(2 * (size - 2) ** 2, 6), nn.Linear(6, classes)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """[b, 2 (size - 2)^2]."""
+        return self.conv(x).flatten(1)
+
+    def hidden(self, a: Tensor) -> Tensor:
+        """[b, 6]."""
+        return self.dropout(torch.relu(self.fc1(a)))
+
+    def classify(self, a: Tensor) -> Tensor:
+        """Logits [b, K]."""
+        return self.fc2(self.hidden(a))

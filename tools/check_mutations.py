@@ -72,8 +72,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "methods/split.py": [
         ('"last": len(layers) - 1', '"last": len(layers) - 2', "the head has one layer more"),
         (
-            "max(convolutions, default=-1) + 1",
-            "max(convolutions, default=-1)",
+            "max(others, default=-1) + 1",
+            "max(others, default=-1)",
             "the last convolution counts as dense",
         ),
         (
@@ -87,6 +87,16 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "the private part never learns",
         ),
         ("if name not in private}", "if name in private}", "the private part travels"),
+        (
+            "return self.network.extract(params, x) if self.dense else x",
+            "return x.flatten(1) if self.dense else x",
+            "the head reads pixels",
+        ),
+        (
+            "self.dense = network.in_parts and",
+            "self.dense = False and",
+            "the extractor runs for every mini-batch",
+        ),
     ],
     "methods/clusters.py": [
         (
@@ -124,6 +134,22 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "a client with fewer batches trains on padding",
         ),
         ("shuffled[samples // 4 :]", "shuffled", "`per` is all of the images"),
+        (
+            'generator(self.seed, "augment", self.round, i, phase)',
+            'generator(self.seed, "augment", self.round, i)',
+            "two phases are shifted alike",
+        ),
+        (
+            'generator(self.seed, "augment", self.round, i, phase)',
+            'generator(self.seed, "augment", self.round, phase)',
+            "all clients are shifted alike",
+        ),
+        (
+            'if self.settings.augment != "none":\n            return function',
+            'if self.settings.augment == "other":\n            return function',
+            "what augmentation changes is looked up",
+        ),
+        ("crop_flip(b.x, c, -mean / std)", "crop_flip(b.x, c, 0 * std)", "borders of the mean grey"),
         (
             'generator(seed, "batches", round, client, phase)',
             'generator(seed, "batches", round, client)',
@@ -206,7 +232,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "methods/ifca.py": [
-        ("network.init(seed, copy=j)", "network.init(seed)", "equal models, which tie for ever"),
+        (
+            "copy=self.draw * self.clusters + j",
+            "copy=self.draw * self.clusters",
+            "equal models, which tie for ever",
+        ),
         (
             'work.sgd(work.loss, select(received, chosen["cluster"])) | chosen',
             "work.sgd(work.loss, select(received, 0)) | chosen",
@@ -292,7 +322,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "rows that sum to more than 1",
         ),
         ("uploaded[:, None] & uploaded & ~", "~", "those who never uploaded are in the mix"),
-        ("pairs.quantile(0.5)", "pairs.mean()", "the mean in the place of the median"),
+        ("pairs.quantile(self.quantile)", "pairs.mean()", "the mean in the place of the median"),
         (
             "begin = received if self.start",
             "begin = received if True or self.start",
@@ -561,6 +591,106 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("0.01 * torch.randn", "torch.randn", "blocks that start large"),
     ],
+    "methods/pfl_moe.py": [
+        (
+            "z.sigmoid() * general + (-z).sigmoid() * own",
+            "(-z).sigmoid() * general + z.sigmoid() * own",
+            "the gate weighs the other expert",
+        ),
+        (
+            "F.logsigmoid(z) + general.log_softmax(1)",
+            "F.logsigmoid(z) + general",
+            "probabilities that do not sum to 1",
+        ),
+        ('work.passes(part="per")', 'work.passes(part="all")', "the expert learns from the gate's images"),
+        (
+            'work.passes("gate", part="gate")',
+            'work.passes("gate", part="per")',
+            "the gate learns from the expert's images",
+        ),
+        (
+            'work.passes("gate", part="gate")',
+            'work.passes("weights", part="gate")',
+            "the gate's epochs are not its own",
+        ),
+        (
+            'self.gate == "learned" and self.schedule == "interleaved"',
+            'self.gate == "learned" and self.schedule != "interleaved"',
+            "schedules exchanged",
+        ),
+        (
+            "learn(logits(server | expert[0]))",
+            "learn(logits(server))",
+            "the gate learns between two global models",
+        ),
+        ("{name: d + self.gate_decay * gate[name]", "{name: d", "no weight decay of the gate"),
+        ("0.9 * first[name] + 0.1 * d for", "0.9 * first[name] + d for", "Adam's first moment grows"),
+        (
+            "0.999 * second[name] + 0.001 * d**2",
+            "0.999 * second[name] + 0.001 * d",
+            "Adam divides by the mean",
+        ),
+        ("(1 - 0.9**steps, 1 - 0.999**steps)", "(1 - 0.9 + 0 * steps, 1 - 0.999 + 0 * steps)", "bias stays"),
+        (".sqrt() + 1e-8)", ".sqrt() + 1e-3)", "a large constant in Adam"),
+        ("- self.gate_lr * g[name]", "+ self.gate_lr * g[name]", "the gate climbs"),
+        (
+            '"global": 1000.0, "personal": -1000.0',
+            '"global": -1000.0, "personal": 1000.0',
+            "held at the other",
+        ),
+        ('work.size("train") < SMALLEST if learned', "False if learned", "a gate that never learned is used"),
+        ("SMALLEST = 4", "SMALLEST = 5", "four images are too few"),
+        (
+            'for expert in (theta, unpack("expert", model))',
+            'for expert in (unpack("expert", model), theta)',
+            "experts exchanged in use",
+        ),
+        ('generator(seed, "gate")', 'generator(0, "gate")', "every seed starts its gates alike"),
+        (
+            "stack(gate, clients)",
+            "stack({k: 0 * v for k, v in gate.items()}, clients)",
+            "gates start at zero",
+        ),
+        (
+            "general = work.fixed(logits(server)) if in_use",
+            "general = work.fixed(logits(server)) if True",
+            "one expert without dropout",
+        ),
+        ("own = work.fixed(own) if in_use else own", "own = work.fixed(own)", "no dropout in sequence"),
+        ("network if in_use else work.training(batch)", "network", "dropout never reaches the gate"),
+        (
+            'if self.gate != "learned" or not run.ft_epochs or not few',
+            "if not few",
+            "a warning where no gate learns",
+        ),
+    ],
+    "methods/pfl_mf.py": [
+        ("Cut(network, self.head,", 'Cut(network, "dense",', "the head cannot be chosen"),
+    ],
+    "methods/pfl_mfe.py": [
+        ("cut.network.features(theta, x) if last else", "", "the last layer's gate reads what is below"),
+        ("read.flatten(1)", "x.flatten(1)", "the gate reads pixels"),
+        ('("dense", "last", first)', '("dense", "last", first, "conv2")', "a cut that the gate cannot read"),
+    ],
+    # ---- training images, test images ----
+    "engine/augment.py": [
+        ("rows = height + down - PADDING", "rows = height + down", "shifted to one side only"),
+        ("width.flip(0), width", "width, width.flip(0)", "mirrored when it should not be"),
+        ("+ right - PADDING", "- right + PADDING", "shifted the other way"),
+        ("& (place < side)", "& (place <= side)", "one border is not black"),
+        ("moved, black[:, None, None])", "moved, 0 * black[:, None, None])", "grey borders"),
+        ("2 * PADDING + 1, 2]", "2 * PADDING, 2]", "one shift to the right is missing"),
+    ],
+    "engine/metrics.py": [
+        ("shares = trained * (held > 0)", "shares = trained", "shares of classes that cannot be tested"),
+        (
+            "(shares * by_class).sum(1) / shares.sum(1)",
+            "by_class.mean(1) + 0 * shares.sum(1)",
+            "every class counts the same",
+        ),
+        ("right.sum(1) / held.sum()", "right.sum(1) / right.shape[1]", "not a share"),
+        ("F.one_hot(y, classes) * correct[:, None]", "F.one_hot(y, classes)", "every answer is right"),
+    ],
 }
 
 METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - {
@@ -568,6 +698,7 @@ METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} -
     "base",
     "split",
     "clusters",
+    *("pfl_moe", "pfl_mf", "pfl_mfe"),  # whose tests are chosen by their file
 }
 MUTATIONS = [Mutation(file, *change) for file, changes in CHANGES.items() for change in changes]
 
@@ -581,14 +712,19 @@ FAMILIES = {
     "drift": ("fedprox", "scaffold", "moon"),
     "generated": ("pfedhn",),
     "modular": ("modular", "fedmn"),
+    "experts": ("split",),
+}
+ALONE = {
+    "training": "tests/test_training_mode.py",
+    **dict.fromkeys(("pfl_moe", "pfl_mf", "pfl_mfe", "augment", "metrics"), "tests/test_methods_experts.py"),
 }
 
 
 def tests_for(file: str) -> tuple[str, ...]:
     """The test files that ought to notice a change in a file: its family's and the general ones."""
     stem = Path(file).stem
-    if stem == "training":
-        return ("tests/test_training_mode.py",)
+    if stem in ALONE:
+        return (ALONE[stem],)
     everywhere = stem in ("base", "weighted_mean", "local_sgd")
     own = [family for family, members in FAMILIES.items() if everywhere or stem in members]
     return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")
