@@ -8,7 +8,7 @@ and off its default.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -183,20 +183,20 @@ def command(*words: object) -> None:
     assert result.exit_code == 0, f"{words}: {result.output} {result.exception!r}"
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Client]]:
+def read_federation(folder: Path, flags: Sequence[str] = FEDERATION) -> dict[str, list[Client]]:
     """The clients' training (with validation) and test data: pixels normalised by the card, a 1 added for the bias."""
-    file = tmp_path_factory.mktemp("partition") / "P.npz"
-    command("partition", *FEDERATION, "--out", file)
+    file = folder / "P.npz"
+    command("partition", *flags, "--out", file)
     images, indices = load("digits"), np.load(file)
 
     def client(pixels: np.ndarray, labels: np.ndarray, validation: Client | None = None) -> Client:
         x = (pixels.reshape(len(pixels), -1) / 255 - images.card.mean[0]) / images.card.std[0]
         return Client(np.column_stack([x, np.ones(len(x))]), labels, validation)
 
-    train = [indices[f"train/{i}"] for i in range(CLIENTS)]
-    val = [indices[f"val/{i}"] for i in range(CLIENTS)]
-    test = [indices[f"test/{i}"] for i in range(CLIENTS)]
+    everyone = range(sum(name.startswith("train/") for name in indices))
+    train = [indices[f"train/{i}"] for i in everyone]
+    val = [indices[f"val/{i}"] for i in everyone]
+    test = [indices[f"test/{i}"] for i in everyone]
     validation = [client(images.train_images[v], images.train_labels[v]) for v in val]
     assert len({len(t) for t in train}) > 1, "unequal clients are the point of this test"
     return {
@@ -205,7 +205,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Clien
             for t, v in zip(train, validation, strict=True)
         ],
         "test": [client(images.test_images[t], images.test_labels[t]) for t in test],
+        "whole test": [client(images.test_images, images.test_labels)],
     }
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Client]]:
+    return read_federation(tmp_path_factory.mktemp("partition"))
 
 
 def models(file: Mapping[str, np.ndarray], kind: str) -> np.ndarray | None:
@@ -383,6 +389,8 @@ METHOD_OPTIONS: dict[str, list[dict[str, object]]] = {
         {"depth": 0, "embedding": 3, "server_lr": 0.2, "server_momentum": 0, "clip": 0.1},
     ],
 }
+# Compared in test_reference_modular and test_reference_experts.
+ELSEWHERE = {"fedmn", "pfl_moe", "pfl_mf", "pfl_mfe"}
 # These set how many numbers the start holds, which is all the reference needs to know of them.
 SEVERAL = {"pfedmb": ("branches", 5), "ifca": ("clusters", 3), "fedem": ("components", 3)}
 SHAPES = {"branches", "clusters", "components", "alpha_scope", "projection", "embedding", "hidden", "depth"}
@@ -392,7 +400,7 @@ TOGETHER: dict[str, object] = {"momentum": 0.5, "weight-decay": 0.01, "participa
 
 
 def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
-    for method in METHODS:
+    for method in (method for method in METHODS if method not in ELSEWHERE):
         tuning = TUNING if method != "fedem" else []  # a mixture of models is not tuned
         yield from ((method, flags, {}) for flags in SGD_FLAGS)
         yield from ((method, {}, options) for options in METHOD_OPTIONS[method] + tuning)

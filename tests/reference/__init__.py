@@ -7,6 +7,7 @@ from .fedamp import fedamp
 from .fedavg import fedavg
 from .fedem import fedem
 from .fedfomo import fedfomo
+from .fedmn import fedmn
 from .fedper import fedper
 from .fedprox import fedprox
 from .fedrep import fedrep
@@ -20,6 +21,7 @@ from .pfedmb import pfedmb
 from .pfedme import pfedme
 from .pfl_fb import pfl_fb
 from .pfl_ft import pfl_ft
+from .pfl_moe import pfl_mf, pfl_mfe, pfl_moe
 from .scaffold import scaffold
 
 METHODS = {
@@ -44,4 +46,8 @@ METHODS = {
     "fedrep": fedrep,
     "lg_fedavg": lg_fedavg,
     "pfedhn": pfedhn,
+    "fedmn": fedmn,
+    "pfl_moe": pfl_moe,
+    "pfl_mf": pfl_mf,
+    "pfl_mfe": pfl_mfe,
 }

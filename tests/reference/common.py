@@ -14,6 +14,12 @@ Array = np.ndarray
 Rounds = Sequence[Sequence[int]]  # the participants of every round
 
 
+def log_softmax(logits: Array) -> Array:
+    """log(e^{z_k} / sum_c e^{z_c}) over the last axis."""
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
 class Client(NamedTuple):
     """One client's data: x [samples, features + 1] with 1 as the last column, class numbers y [samples]."""
 
@@ -28,9 +34,7 @@ class Client(NamedTuple):
 
     def log_probabilities(self, w: Array) -> Array:
         """log p(class | x) of every sample, [samples, classes]."""
-        logits = self.x @ w.T
-        logits = logits - logits.max(axis=1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return log_softmax(self.x @ w.T)
 
     def loss(self, w: Array) -> float:
         """f_i(w) = -1/n_i sum_s log p(y_s | x_s), the mean cross-entropy."""

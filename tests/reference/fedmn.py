@@ -1,0 +1,85 @@
+"""FedMN, Algorithm 1 of Wang et al., Personalized federated learning via heterogeneous modular networks, 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .common import SGD, Array, Client, Rounds, Trained, pack, unpack, weighted_mean
+from .dense import Learner, Net
+from .fedavg import fedavg
+from .fedmn_client import Upload, local
+from .modular import sizes
+from .router import decide, route
+from .seeds import generator
+
+
+def average(p: Net, uploads: list[Upload], size: Array, rule: str) -> Net:
+    """Section II-E: encoders and router by size; a block from the clients where it is active, in four readings."""
+    new = {}
+    for name, before in p.items():
+        theta, a = np.stack([u.p[name] for u in uploads]), np.stack([u.mask[name] for u in uploads])
+        if not name.startswith("block"):
+            new[name] = weighted_mean(theta, size)
+            continue
+        weight = np.einsum("m,m...->m...", np.ones(len(size)) if rule == "code" else size, a)  # n_m a_m
+        total = weight.sum(axis=0)
+        mean = (weight * theta).sum(axis=0) / np.where(total == 0, 1, total)
+        new[name] = {
+            "normalized": np.where(total > 0, mean, before),
+            "literal": mean * total / size.sum(),  # the paper's: sum_m n_m/n a_m theta_m
+            "delta": before + (mean - before) * total / size.sum(),  # sum_m n_m/n a_m (theta_m - theta)
+            "code": mean,  # without sizes, and 0 where nobody is active
+        }[rule]
+    return new
+
+
+def warmed(p: Net, plain: Net) -> Net:
+    """The plain network's layers below the last in all encoders and in the router's."""
+    below = list(plain)[:-1]
+    encoders = {f"encoder/{layer}": np.stack([plain[layer]] * sizes(p)[0]) for layer in below}
+    return p | encoders | {name: plain[layer] for layer in below if (name := f"router/x/{layer}") in p}
+
+
+def fedmn(
+    start: Net, clients: Sequence[Client], rounds: Rounds, epochs: int, sgd: SGD, seed: int = 0,
+    gate: str = "st", aggregation: str = "normalized", schedule: str = "parallel", infer: str = "threshold",
+    routing: str = "learned", tau_start: float = 1.0, tau_end: float = 0.1, pretrain: int = 0, plain: Net | None = None,
+) -> Trained:  # fmt: skip
+    """A network of blocks for all, of which each client uses, trains and sends what a router picks from its data."""
+    p, n, N = start, sizes(start), len(clients)
+    E = sum(above * below for above, below in zip(n[1:], n, strict=False))
+    fixed: list[Array | None] = [None if routing == "learned" else np.ones(E, dtype=bool)] * N
+    if routing == "random":
+        fixed = [generator(seed, "fixed routes", i).random(E) < 0.5 for i in range(N)]
+    last, safety, floats = dict[int, Upload](), np.zeros(N), [0] * len(rounds)
+    if pretrain:  # FedAvg of the plain network
+        learners = [Learner(client, plain) for client in clients]
+        p = warmed(p, unpack(fedavg(pack(plain), learners, rounds[:pretrain], epochs, sgd).server, plain))
+        floats[:pretrain] = [len(sampled) * pack(plain).size for sampled in rounds[:pretrain]]
+    for r, sampled in enumerate(rounds[pretrain:], start=pretrain + 1):
+        t, T = r - 1 - pretrain, len(rounds) - pretrain
+        tau, uploads = tau_start * (tau_end / tau_start) ** (t / max(1, T - 1)), list[Upload]()
+        for i in sampled:
+            origin = p
+            if schedule == "sequential" and uploads:  # line 9 by the letter: theta_{m-1}
+                before = uploads[-1]
+                origin = {name: np.where(before.mask[name], before.p[name], p[name]) for name in p}
+            noise = generator(seed, "gates", r, i).random((epochs if gate == "sample" else 1, E))
+            last[i] = local(origin, clients[i], epochs, sgd, gate, tau, noise, fixed[i])
+            uploads.append(last[i])
+            safety[i] += last[i].switched
+        p = average(p, uploads, np.array([clients[i].size for i in sampled], dtype=float), aggregation)
+        floats[r - 1] = sum(int(pack(upload.mask).sum()) for upload in uploads)
+    bits = []
+    for i, f in enumerate(clients):  # the model scored: decisions without noise, or those of the last round
+        pi = route(p, f.x, f.y)[0] if fixed[i] is None else np.zeros(E)
+        on = pi > 0 if fixed[i] is None else fixed[i]
+        bits.append(decide(last[i].bits if infer == "last_sample" and i in last else on, pi, n)[0])
+    personal = {name: np.stack([array] * N) for name, array in p.items()} | {"bits": np.stack(bits)}
+    state = {"safety": safety, "floats": np.array(floats)}
+    for name in ("logits", "bits", "active"):  # 0 for who was never there
+        blank = np.zeros(sum(n[1:-1]) if name == "active" else E)
+        state[name] = np.stack([getattr(last[i], name) if i in last else blank for i in range(N)])
+    return Trained(p, personal, state)

@@ -1,0 +1,73 @@
+"""What a client of FedMN does in a round, lines 6 to 13 of Algorithm 1, Wang et al. 2022."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .common import SGD, Array, Client, pack, unpack
+from .dense import Net, loss_slope
+from .modular import Links, backward, forward, links, sizes
+from .router import decide, route, route_back
+
+
+class Upload(NamedTuple):
+    """What a client sends, `mask` True for every float of it that travelled, and what it decided."""
+
+    p: Net
+    mask: Net
+    active: Array  # a_i of the blocks of layers 2 to L
+    logits: Array
+    bits: Array
+    switched: int
+
+
+def concrete(u: Array, logit: Array, tau: float) -> Array:
+    """Eq. 5, with epsilon = u and logit = log(pi / (1 - pi))."""
+    return 1 / (1 + np.exp(-(np.log(u) - np.log(1 - u) + logit) / tau))
+
+
+def sent(p: Net, bits: Array, a: Links, n: list[int]) -> tuple[Array, Net]:
+    """The active blocks (in layer L with their output bit on), and the mask of them, the encoders and the router."""
+    active = np.concatenate([*a[1:-1], a[-1] * bits[-n[-2] :]])
+    mask = {name: np.ones(array.shape, dtype=bool) for name, array in p.items()}
+    for i, on in enumerate(np.split(active, np.cumsum(n[1:-2])), start=2):
+        mask[f"block{i}"] &= (on == 1)[:, None, None]
+    return active, mask
+
+
+def local(
+    p: Net, f: Client, steps: int, sgd: SGD, gate: str, tau: float, u: Array, fixed: Array | None
+) -> Upload:  # fmt: skip
+    """Lines 6 to 13: decide, and train what is active; noise u [steps or 1, E], `fixed` bits if there is no router."""
+    n = sizes(p)
+    everywhere, learned = [np.ones(k) for k in n[:-1]], fixed is None
+    logits = route(p, f.x, f.y)[0] if learned else np.zeros(len(fixed))
+    on = concrete(u[0], logits, tau) > 0.5 if learned else fixed
+    bits, a, switched = decide(on, logits, n) if gate == "st" else (on.astype(float), everywhere, 0)
+    active, mask = sent(p, bits if gate == "st" else np.ones_like(bits), a, n)
+    travels, whole, draws = pack(mask), pack(p), iter(np.broadcast_to(u, (steps, len(bits))))
+
+    def slope(w: Array) -> Array:
+        nonlocal bits, a, switched
+        everything = whole.copy()
+        everything[travels] = w
+        q, value = unpack(everything, p), bits
+        if learned:
+            pi, tape = route(q, f.x, f.y)
+            v = concrete(next(draws), pi, tau)
+            if gate == "sample":  # eq. 6: new decisions at every step
+                bits, a, more = decide(v > 0.5, pi, n)
+                switched += more
+            value = v if gate == "soft" else bits
+        C = links(value, n)
+        y, way = forward(q, f.x, C, a)
+        gradient, dv = backward(q, C, a, way, loss_slope(y, f.y))
+        if learned:  # straight through the bits as if they were v; dv/dlogit = v (1 - v)/tau
+            gradient |= route_back(q, tape, dv * v * (1 - v) / tau)
+        return pack({name: gradient[name] for name in p})[travels]
+
+    trained = whole.copy()
+    trained[travels] = sgd.descend(whole[travels], slope, steps)
+    return Upload(unpack(trained, p), mask, active, logits, bits, switched)
