@@ -227,7 +227,6 @@ def test_mixture_lies_between_the_experts() -> None:
 
 EPOCHS, LR = 2, 0.1
 TRAINING = ["--model", "mlp", "--rounds", str(ROUNDS), "--batch-size", "100000", "--dtype", "float64"]
-RUN = ("ft_lr", "ft_momentum", "ft_weight_decay")  # of the tuning alone
 OF_GATE: list[dict[str, object]] = [
     {"gate_lr": 0.5},
     {"gate_lr": 0.5, "gate_decay": 0.1},
@@ -240,10 +239,6 @@ OF_GATE: list[dict[str, object]] = [
     {"gate": "global"},
     {"gate": "personal"},
     {"ft_epochs": 0},
-    {"gate_lr": 0.5, "ft_lr": 0.02},
-    {"gate_lr": 0.5, "ft_momentum": 0.9, "ft_epochs": 3},
-    {"gate_lr": 0.5, "ft_weight_decay": 0.1},
-    {"gate_lr": 0.5, "ft_lr": 0.3, "ft_momentum": 0.5, "ft_weight_decay": 0.01, "ft_epochs": 2},
 ]
 OF_HEAD: list[dict[str, object]] = [
     {"head": "last"},
@@ -261,6 +256,11 @@ FLAGS: list[dict[str, object]] = [
     {"weight-decay": 0.1},
     {"participation": 0.6},
     {"participation": 0.2},
+    {"ft-lr": 0.02},  # of the tuning alone
+    {"ft-momentum": 0.9},
+    {"ft-weight-decay": 0.1},
+    {"ft-lr": 0.3, "ft-momentum": 0, "ft-weight-decay": 0, "momentum": 0.5, "weight-decay": 0.1},
+    {"whole-test": True},
     {"model": "linear"},
     {"engine": "vmap"},
     {"clients": 300, "partition": "iid", "participation": 0.1},  # some of fewer than four images
@@ -274,7 +274,7 @@ def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
         yield from ((method, {}, options) for options in OF_GATE + (OF_HEAD if head else []))
         for flags in FLAGS:
             deep = {} if flags.get("model") == "linear" else head
-            yield method, flags, {"gate_lr": 0.5, "ft_epochs": 2} | deep
+            yield method, flags, {"gate_lr": 0.5, "ft_epochs": 3} | deep
         together = {"momentum": 0.5, "weight-decay": 0.01, "participation": 0.6, "engine": "vmap"}
         for options in OF_GATE[4:8]:
             yield method, together, options | head
@@ -331,8 +331,8 @@ def test_package_agrees(case, federation: Callable[..., dict[str, list[Client]]]
     data = federation(settings["clients"], settings["partition"])
     rounds = [entry["clients"] for entry in result["rounds"] if entry["round"] > 0]
     sgd = SGD(settings["lr"], settings["momentum"], settings["weight-decay"])
-    ft_sgd = SGD(*(options.get(f"ft_{name}", value) for name, value in sgd._asdict().items()))
-    given = {name: value for name, value in options.items() if name not in (*RUN, "gate")}
+    ft_sgd = SGD(*(settings.get(f"ft-{name}", settings[name]) for name in ("lr", "momentum", "weight-decay")))
+    given = {name: value for name, value in options.items() if name != "gate"}
     expected = METHODS[method](
         found("initial/"), data["train"], rounds, int(settings["epochs"]), sgd, **given, ft_sgd=ft_sgd
     )
@@ -354,8 +354,41 @@ def test_package_agrees(case, federation: Callable[..., dict[str, list[Client]]]
     for ours, loss in zip(result["final"]["test_loss"], losses, strict=True):
         if loss is not None:
             close_all(ours, loss)
+    if settings.get("whole-test"):  # every model on all test images
+        whole = data["whole test"][0]
+        hits = [
+            scores(whole, expected, i, n, options, method).argmax(axis=1) == whole.y
+            for i, n in enumerate(sizes)
+        ]
+        close_all(result["final"]["global_test"], np.mean(hits))
+        by_class = np.array([[hit[whole.y == c].mean() for c in range(10)] for hit in hits])
+        shares = [np.bincount(client.y, minlength=10) / client.size for client in data["train"]]
+        close_all(result["final"]["local_test"], np.mean(np.sum(shares * by_class, axis=1)))
     before = [Learner(f, expected.server).loss(pack(expected.server)) for f in data["test"] if f.size]
     close_all(
         [x for x, f in zip(result["final_before_ft"]["test_loss"], data["test"], strict=True) if f.size],
         before,
     )
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("head", ["dense", "last", "fc2", "none"])
+def test_freezing_the_base_for_three_quarters_agrees(
+    head: str, engine: str, federation: Callable[..., dict[str, list[Client]]], tmp_path: Path
+) -> None:
+    """PFL-FB's `part` = per, and a head of some layers of several: the expert of PFL-MF."""
+    out, saved, setting = tmp_path / "R.json", tmp_path / "M.npz", [f"head={head}", "part=per", "ft_epochs=3"]
+    typed = ["--momentum", 0.5, "--engine", engine, "--epochs", EPOCHS, "--lr", LR]
+    chosen = [part for word in setting for part in ("--set", word)]
+    command("run", "pfl_fb", *FEDERATION, *TRAINING, *typed, *chosen, "--out", out, "--save", saved)
+    result, file = json.loads(out.read_text()), dict(np.load(saved))
+    rounds = [entry["clients"] for entry in result["rounds"] if entry["round"] > 0]
+    start, personal = (
+        joined({name.removeprefix(kind): file[name] for name in file if name.startswith(kind)})
+        for kind in ("initial/", "personal/")
+    )
+    start |= {"gate": np.zeros((1, 65))}
+    clients = federation(5, "dirichlet:0.4")["train"]
+    expected = METHODS["pfl_mf"](start, clients, rounds, EPOCHS, SGD(LR, 0.5), 3, head=head)
+    for name, value in personal.items():
+        np.testing.assert_allclose(value, expected.personal[f"expert/{name}"], rtol=0, atol=1e-11)
