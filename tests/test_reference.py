@@ -190,7 +190,9 @@ def read_federation(folder: Path, flags: Sequence[str] = FEDERATION) -> dict[str
     images, indices = load("digits"), np.load(file)
 
     def client(pixels: np.ndarray, labels: np.ndarray, validation: Client | None = None) -> Client:
-        x = (pixels.reshape(len(pixels), -1) / 255 - images.card.mean[0]) / images.card.std[0]
+        x = (
+            pixels.reshape(len(pixels), np.prod(pixels.shape[1:])) / 255 - images.card.mean[0]
+        ) / images.card.std[0]
         return Client(np.column_stack([x, np.ones(len(x))]), labels, validation)
 
     everyone = range(sum(name.startswith("train/") for name in indices))

@@ -368,12 +368,11 @@ FLAGS: list[dict[str, object]] = [
     {"lr": 0.5},
     {"epochs": 5},
     {"momentum": 0.9},
-    {"weight-decay": 0.1},
     {"participation": 0.6},
     {"participation": 0.2},
     {"model": "mlp"},
     {"engine": "vmap"},
-    {"seed": 3, "lr": 0.3, "momentum": 0.5, "weight-decay": 0.01, "participation": 0.6},
+    {"seed": 3, "lr": 0.3, "momentum": 0.5, "participation": 0.6},
 ]
 OPTIONS: list[dict[str, object]] = [
     {"blocks": "2x3"},
@@ -404,24 +403,30 @@ OPTIONS: list[dict[str, object]] = [
     {"tau_start": 2.0, "tau_end": 0.05, "gate": "soft"},
     {"pretrain": 1},
     {"pretrain": 2, "gate": "sample"},
+    {"ft_epochs": 2},
+    {"ft_epochs": 2, "ft_mode": "plain_sgd"},
+    {"ft_epochs": 3, "gate": "sample"},
+    {"ft_epochs": 2, "gate": "soft"},
+    {"ft_epochs": 2, "routing": "random"},
+    {"ft_epochs": 1, "routing": "all", "ft_mode": "plain_sgd"},
+    {"ft_epochs": 1, "infer": "last_sample", "ft_mode": "plain_sgd"},
 ]
-TOGETHER: dict[str, object] = {
-    "lr": 0.5,
-    "epochs": 3,
-    "momentum": 0.5,
-    "weight-decay": 0.01,
-    "participation": 0.6,
-}
+TOGETHER: dict[str, object] = {"lr": 0.5, "epochs": 3, "momentum": 0.5, "participation": 0.6}
+DECAY: dict[str, object] = {"weight-decay": 0.1, "participation": 0.6}
 
 
 def cases() -> Iterator[tuple[dict[str, object], dict[str, object]]]:
     yield from ((flags, {}) for flags in FLAGS)
     yield from (({}, options) for options in OPTIONS)
     for k, options in enumerate(OPTIONS):  # the engines in turn
-        yield TOGETHER | {"engine": ("loop", "vmap")[k % 2], "model": ("linear", "mlp")[k // 2 % 2]}, options
+        engine = "loop" if "schedule" in options else ("loop", "vmap")[k % 2]
+        yield TOGETHER | {"engine": engine, "model": ("linear", "mlp")[k // 2 % 2]}, options
     for engine in ("loop", "vmap"):  # few links, so that the safety path has work
         yield TOGETHER | {"engine": engine, "seed": 5}, {"blocks": "1x2x2x2", "gate": "sample"}
         yield TOGETHER | {"engine": engine, "seed": 5, "model": "mlp"}, {"blocks": "1x1x2", "pretrain": 1}
+        yield DECAY | {"engine": engine}, {}
+    for options in ({"gate": "soft"}, {"gate": "sample"}, {"routing": "all"}, {"routing": "random"}):
+        yield DECAY, options
 
 
 @pytest.fixture(scope="module")
@@ -464,14 +469,14 @@ def test_package_agrees(
 
     data = federation(settings["seed"])
     rounds = [entry["clients"] for entry in result["rounds"] if entry["round"] > 0]
-    start = under(file, "initial/")
+    start, plain = under(file, "initial/"), under(file, "initial/plain/")
+    start = {name: array for name, array in start.items() if not name.startswith("plain/")}
     assert sizes(start)[:-1] == [int(k) for k in str(options.get("blocks", "2x2x2")).split("x")]
     given = {name: value for name, value in options.items() if name not in SHAPES} | {
         "seed": settings["seed"]
     }
-    if "pretrain" in options:  # FedAvg's start is that of the plain network
-        command("run", "fedavg", *FEDERATION, *TRAINING, *typed, "--out", out, "--save", saved)
-        given["plain"] = under(dict(np.load(saved)), "initial/")
+    if plain:
+        given["plain"] = plain
     sgd = SGD(settings["lr"], settings["momentum"], settings["weight-decay"])
     expected = METHODS["fedmn"](start, data["train"], rounds, int(settings["epochs"]), sgd, **given)
 
@@ -480,17 +485,37 @@ def test_package_agrees(
     for name, value in expected.server.items():
         close_all(under(file, "global/")[name], value)
     close_all(file["personal/bits"], expected.personal["bits"])
-    for name, value in expected.server.items():
-        for copy in under(file, "personal/")[name]:
-            close_all(copy, value)
+    for name in expected.server:
+        close_all(under(file, "personal/")[name], expected.personal[name])
     seen = sorted({i for sampled in rounds[options.get("pretrain", 0) :] for i in sampled})
     for name in ("logits", "bits", "active", "safety"):
-        if f"state/{name}" in file:
+        if (name, options.get("gate")) != ("safety", "soft"):  # under soft gates no layer is ever empty
             close_all(file[f"state/{name}"][seen], expected.state[name][seen])
     sent = [[entry["floats_down"], entry["floats_up"]] for entry in result["rounds"] if entry["round"] > 0]
     close_all(sent, np.stack([expected.state["floats"]] * 2, axis=1))
     losses = [
-        loss(predict(expected.server, bits, f.x), f)
-        for bits, f in zip(expected.personal["bits"], data["test"], strict=True)
+        loss(predict({name: expected.personal[name][i] for name in start}, bits, f.x), f)
+        for i, (bits, f) in enumerate(zip(expected.personal["bits"], data["test"], strict=True))
     ]
     close_all(result["final"]["test_loss"], losses)
+
+
+def test_plain_network_starts_as_that_of_fedavg(tmp_path: Path) -> None:
+    starts = []
+    for method, options in (("fedavg", []), ("fedmn", ["--set", "pretrain=1"])):
+        saved = tmp_path / f"{method}.npz"
+        command("run", method, *FEDERATION, *TRAINING, "--model", "mlp", *options, "--save", saved)
+        starts.append(under(dict(np.load(saved)), "initial/"))
+    for name, value in starts[0].items():
+        assert np.array_equal(starts[1][f"plain/{name}"], value)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="an output block that the client has not got decays in the package's round"
+)
+def test_package_leaves_absent_blocks_alone(
+    federation: Callable[[object], dict[str, list[Client]]], tmp_path: Path
+) -> None:
+    """A block of the last layer is reached but its output bit is off: the bit's slope needs what the block says."""
+    options = {"blocks": "2x3x3", "aggregation": "delta"}
+    test_package_agrees((DECAY, options), federation, tmp_path)

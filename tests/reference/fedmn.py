@@ -43,43 +43,60 @@ def warmed(p: Net, plain: Net) -> Net:
 
 
 def fedmn(
-    start: Net, clients: Sequence[Client], rounds: Rounds, epochs: int, sgd: SGD, seed: int = 0,
-    gate: str = "st", aggregation: str = "normalized", schedule: str = "parallel", infer: str = "threshold",
-    routing: str = "learned", tau_start: float = 1.0, tau_end: float = 0.1, pretrain: int = 0, plain: Net | None = None,
+    start: Net, clients: Sequence[Client], rounds: Rounds, epochs: int, sgd: SGD, ft_epochs: int = 0,
+    ft_mode: str = "own_update", seed: int = 0, gate: str = "st", aggregation: str = "normalized",
+    schedule: str = "parallel", infer: str = "threshold", routing: str = "learned",
+    tau_start: float = 1.0, tau_end: float = 0.1, pretrain: int = 0, plain: Net | None = None,
 ) -> Trained:  # fmt: skip
     """A network of blocks for all, of which each client uses, trains and sends what a router picks from its data."""
     p, n, N = start, sizes(start), len(clients)
     E = sum(above * below for above, below in zip(n[1:], n, strict=False))
     fixed: list[Array | None] = [None if routing == "learned" else np.ones(E, dtype=bool)] * N
     if routing == "random":
-        fixed = [generator(seed, "fixed routes", i).random(E) < 0.5 for i in range(N)]
-    last, safety, floats = dict[int, Upload](), np.zeros(N), [0] * len(rounds)
+        fixed = [generator(seed, "fixed routes", i).random(E) > 0.5 for i in range(N)]
+    last, safety, floats, first = dict[int, Upload](), np.zeros(N), [0] * len(rounds), pretrain + 1
+
+    def tau(r: int) -> float:  # tau_start falls to tau_end by the same factor every round, and stays there
+        t, T = r - first, len(rounds) - pretrain
+        return tau_start * (tau_end / tau_start) ** (min(t, T - 1) / max(1, T - 1))
+
+    def noise(r: int, i: int, steps: int) -> Array:  # once a round, or at every step
+        return generator(seed, "gates", r, i).random((steps if gate == "sample" else 1, E))
+
     if pretrain:  # FedAvg of the plain network
         learners = [Learner(client, plain) for client in clients]
         p = warmed(p, unpack(fedavg(pack(plain), learners, rounds[:pretrain], epochs, sgd).server, plain))
         floats[:pretrain] = [len(sampled) * pack(plain).size for sampled in rounds[:pretrain]]
-    for r, sampled in enumerate(rounds[pretrain:], start=pretrain + 1):
-        t, T = r - 1 - pretrain, len(rounds) - pretrain
-        tau, uploads = tau_start * (tau_end / tau_start) ** (t / max(1, T - 1)), list[Upload]()
+    for r, sampled in enumerate(rounds[pretrain:], start=first):
+        uploads: list[Upload] = []
         for i in sampled:
             origin = p
             if schedule == "sequential" and uploads:  # line 9 by the letter: theta_{m-1}
                 before = uploads[-1]
                 origin = {name: np.where(before.mask[name], before.p[name], p[name]) for name in p}
-            noise = generator(seed, "gates", r, i).random((epochs if gate == "sample" else 1, E))
-            last[i] = local(origin, clients[i], epochs, sgd, gate, tau, noise, fixed[i])
+            last[i] = local(origin, clients[i], epochs, sgd, gate, tau(r), noise(r, i, epochs), fixed[i])
             uploads.append(last[i])
             safety[i] += last[i].switched
         p = average(p, uploads, np.array([clients[i].size for i in sampled], dtype=float), aggregation)
         floats[r - 1] = sum(int(pack(upload.mask).sum()) for upload in uploads)
-    bits = []
-    for i, f in enumerate(clients):  # the model scored: decisions without noise, or those of the last round
+
+    def scored(i: int) -> Net:  # the server's model under decisions without noise, or those of the last round
+        f = clients[i]
         pi = route(p, f.x, f.y)[0] if fixed[i] is None else np.zeros(E)
         on = pi > 0 if fixed[i] is None else fixed[i]
-        bits.append(decide(last[i].bits if infer == "last_sample" and i in last else on, pi, n)[0])
-    personal = {name: np.stack([array] * N) for name, array in p.items()} | {"bits": np.stack(bits)}
+        bits = decide(last[i].bits if infer == "last_sample" and i in last else on, pi, n)[0]
+        if ft_epochs == 0:
+            return p | {"bits": bits}
+        if ft_mode == "own_update":  # one more round, of which nothing is sent
+            r = len(rounds) + 1
+            done = local(p, f, ft_epochs, sgd, gate, tau(r), noise(r, i, ft_epochs), fixed[i])
+            return done.p | {"bits": done.bits}
+        blocks = {name: array for name, array in p.items() if not name.startswith("router/")}
+        return p | local(blocks, f, ft_epochs, sgd, "st", 1.0, np.empty((1, E)), bits).p | {"bits": bits}
+
+    models = [scored(i) for i in range(N)]
     state = {"safety": safety, "floats": np.array(floats)}
     for name in ("logits", "bits", "active"):  # 0 for who was never there
         blank = np.zeros(sum(n[1:-1]) if name == "active" else E)
         state[name] = np.stack([getattr(last[i], name) if i in last else blank for i in range(N)])
-    return Trained(p, personal, state)
+    return Trained(p, {name: np.stack([model[name] for model in models]) for name in models[0]}, state)

@@ -42,10 +42,10 @@ def local(
 ) -> Upload:  # fmt: skip
     """Lines 6 to 13: decide, and train what is active; noise u [steps or 1, E], `fixed` bits if there is no router."""
     n = sizes(p)
-    everywhere, learned = [np.ones(k) for k in n[:-1]], fixed is None
-    logits = route(p, f.x, f.y)[0] if learned else np.zeros(len(fixed))
-    on = concrete(u[0], logits, tau) > 0.5 if learned else fixed
-    bits, a, switched = decide(on, logits, n) if gate == "st" else (on.astype(float), everywhere, 0)
+    logits, learned = (route(p, f.x, f.y)[0], True) if fixed is None else (np.zeros(len(fixed)), False)
+    bits, a, switched = decide(concrete(u[0], logits, tau) > 0.5 if learned else fixed, logits, n)
+    if gate != "st":  # all travel: soft gates leave no layer empty, and a sampled one decides at every step
+        a, switched = [np.ones(k) for k in n[:-1]], 0
     active, mask = sent(p, bits if gate == "st" else np.ones_like(bits), a, n)
     travels, whole, draws = pack(mask), pack(p), iter(np.broadcast_to(u, (steps, len(bits))))
 

@@ -16,6 +16,8 @@ from .dense import Learner, Net, forward, loss_slope, with_ones
 from .fedavg import fedavg
 from .seeds import generator
 
+ALWAYS = {"global": 1000.0, "personal": -1000.0}  # a bias whose sigmoid is 1 or 0
+
 
 def split(net: Net, head: str) -> tuple[Net, Net]:
     """The extractor M_E and the classifier M_C, which begins at `dense` (the first layer), `last` or a layer's name."""
@@ -40,7 +42,7 @@ def mixed(g: Array, shared: Array, own: Array, mix: str) -> Array:
 
 def gate_of(w: Array, x: Array) -> Array:
     """g = sigmoid(G(w_i; x)) of every sample, eqs. 8 and 16: the share of the global expert."""
-    return 1 / (1 + np.exp(-x @ w[0]))
+    return np.exp(-np.logaddexp(0.0, -x @ w[0]))
 
 
 def gate_slope(w: Array, x: Array, y: Array, shared: Array, own: Array, mix: str) -> Array:
@@ -74,7 +76,8 @@ def adam_steps(w: Array, slopes: Sequence[Callable[[Array], Array]], lr: float, 
 def pfl_moe(
     start: Net, clients: Sequence[Client], rounds: Rounds, epochs: int, sgd: SGD, ft_epochs: int = 1, seed: int = 0,
     head: str = "dense", reads: str = "pixels", mix: str = "logits", schedule: str = "interleaved",
-    gate_optimizer: str = "sgd", gate_lr: float = 0.001, gate_decay: float = 0.0, ft_sgd: SGD | None = None,
+    gate: str = "learned", gate_optimizer: str = "sgd", gate_lr: float = 0.001, gate_decay: float = 0.0,
+    ft_sgd: SGD | None = None,
 ) -> Trained:  # fmt: skip
     """FedAvg's model and a tuned copy of it (or of its head), mixed by a gate that the rest of the data trains."""
     net = {name: array for name, array in start.items() if name != "gate"}
@@ -84,19 +87,25 @@ def pfl_moe(
     for i, f in enumerate(clients):
         a, y = activations(base, f.x), f.y
         order = generator(seed, "parts", i).permutation(f.size)
-        per, gate = order[f.size // 4 :], order[: f.size // 4]  # line 3: D_per and D_gate
+        per, rest = order[f.size // 4 :], order[: f.size // 4]  # line 3: D_per and D_gate
         # Lines 6 to 9, eqs. 6 and 11: theta_i, or theta_Ci, after 0, 1, ..., E epochs
         learner = Learner(Client(a[per], y[per]), classifier)
         descend = partial((ft_sgd or sgd).descend, pack(classifier), learner.gradient)
         path = [unpack(descend(0 if head == "none" else e), classifier) for e in range(ft_epochs + 1)]
         # Lines 11 to 15: the gate's epochs, each with the expert of that epoch or, sequentially, the last one
         met = path[1:] if schedule == "interleaved" else path[-1:] * ft_epochs
-        x, shared = (a if reads == "features" else f.x)[gate], forward(classifier, a[gate])[1]
-        own = [forward(expert, a[gate])[1] for expert in met]
-        slopes = [partial(gate_slope, x=x, y=y[gate], shared=shared, own=logits, mix=mix) for logits in own]
+        x, shared = (a if reads == "features" else f.x)[rest], forward(classifier, a[rest])[1]
+        own = [forward(expert, a[rest])[1] for expert in met]
+        slopes = [partial(gate_slope, x=x, y=y[rest], shared=shared, own=logits, mix=mix) for logits in own]
         steps = adam_steps if gate_optimizer == "adam" else sgd_steps
+        w = np.zeros_like(start["gate"])
+        w[0, -1] = ALWAYS.get(
+            gate, ALWAYS["personal"]
+        )  # fixed; without D_gate the local expert is all there is
+        if gate == "learned" and rest.size:
+            w = steps(start["gate"], slopes, gate_lr, gate_decay)
         experts.append(base | path[-1])
-        gates.append(steps(start["gate"], slopes if gate.size else [], gate_lr, gate_decay))
+        gates.append(w)
     personal = {f"expert/{name}": np.stack([expert[name] for expert in experts]) for name in net}
     return Trained(unpack(theta, net), personal | {"gate": np.stack(gates)})
 
