@@ -103,6 +103,21 @@ def test_clients_without_test_images_are_null_in_valid_json(tmp_path: Path) -> N
     assert 0 in sizes and [score is None for score in scores] == [size == 0 for size in sizes]
 
 
+def test_a_run_with_its_own_tuning_augmentation_and_all_test_images(tmp_path: Path) -> None:
+    tuning = ["--ft-lr", 0.01, "--ft-momentum", 0.9, "--ft-weight-decay", 0.0005, "--ft-batch-size", 16]
+    given = ["--augment", "crop_flip", "--whole-test", "--out", tmp_path / "run.json", "--val-fraction", 0]
+    result = call("run", "pfl_mfe", "--rounds", 1, "--partition", "dirichlet_rounded:0.9", *tuning, *given)
+    assert result.exit_code == 0 and "after fine-tuning  on all test images: global test" in result.output
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert {name: report["config"][name] for name in ("ft_lr", "ft_batch_size", "augment", "whole_test")} == {
+        "ft_lr": 0.01, "ft_batch_size": 16, "augment": "crop_flip", "whole_test": True,
+    }  # fmt: skip
+    for kind in ("final", "final_before_ft"):
+        for name in ("global_test", "local_test"):
+            each = report[kind][f"{name}_clients"]
+            assert report[kind][name] == pytest.approx(sum(each) / len(each)) and len(each) == 10
+
+
 def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None:
     out, plot = tmp_path / "parts.npz", tmp_path / "parts.png"
     result = call("partition", "--clients", 4, "--partition", "classes:3", "--out", out, "--plot", plot)
@@ -173,6 +188,10 @@ def test_lists(command: str) -> None:
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
         (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
         (["run", "fedavg", "--set", "lr=3"], "use --lr"),
+        (["run", "pfl_ft", "--set", "ft_lr=3"], "use --ft-lr"),
+        (["run", "fedavg", "--ft-batch-size", "8"], "left out unless ft_epochs is positive"),
+        (["run", "fedavg", "--augment", "blur"], "none, crop_flip"),
+        (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "not with partition concept:2"),
         (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
         (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
