@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pfl_lite.engine.rounds import Simulation
-from pfl_lite.errors import InputError
 from pfl_lite.experiments import protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, PFLMOE_FMNIST_LENET, get_experiment
@@ -148,7 +147,7 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
     assert len(sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
 
 
-def test_a_longer_run_on_top_of_a_complete_one_is_refused_not_overwritten(tiny: str, tmp_path: Path) -> None:
+def test_a_shorter_run_changes_nothing_and_a_longer_one_takes_the_place(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0])
     before = (tmp_path / tiny / "local-seed0.json").read_text()
@@ -156,9 +155,13 @@ def test_a_longer_run_on_top_of_a_complete_one_is_refused_not_overwritten(tiny: 
         sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=1).written
         == []
     )
-    with pytest.raises(InputError, match="already holds a complete run"):
-        sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=3)
     assert (tmp_path / tiny / "local-seed0.json").read_text() == before
+    short = ledger.get(tiny, "local", 0)
+    sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=3)
+    long = ledger.get(tiny, "local", 0)
+    assert short is not None and long is not None
+    assert [entry["round"] for entry in long["rounds"]] == [0, 1, 2, 3]
+    assert long["rounds"][1]["personal_accuracy"] == short["rounds"][1]["personal_accuracy"]
 
 
 def test_table1_is_the_paper_s() -> None:
