@@ -399,6 +399,19 @@ def test_fedmn_block_that_is_not_chosen_stays_by_hand() -> None:
     assert entry["floats_down"] == entry["floats_up"] == (1 + 1) + router + (2 * 1 + 2)
 
 
+def test_fedmn_soft_gates_use_every_block_by_hand() -> None:
+    sim = hand([50.0, -2.0, 50.0, 50.0], gate="soft")
+    sim.step()
+    assert sim.clients["bits"].tolist() == [
+        [1, 0, 1, 1]
+    ]  # hard bits would leave block 2 without its only link
+    g = (
+        1 / (1 + math.exp(-0.5)) - 1
+    )  # but a block's single link cancels in eq. 11, so that both are heard as above
+    w = sim.server["block2/weight"][:, :, 0]
+    assert w.flatten().tolist() == pytest.approx([0.5 - g, -0.5 + g, -0.25 - g, 0.25 + g], abs=1e-12)
+
+
 def test_fedmn_safety_path_acts_in_rounds_and_is_counted_by_hand() -> None:
     sim = hand([-50.0, -40.0, -30.0, -20.0])
     sim.step()

@@ -51,7 +51,8 @@ class FedMN(Method):
     contradicts itself: bits are hard and the router learns straight through them; the noise is drawn once a round, the
     gradient's logits come from the mini-batch; a link from an inactive block is void; where nothing would reach the output the
     likeliest link is switched on; block means are normalised (as printed, a block that not everybody uses shrinks); clients
-    work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. Chapter: *Modular networks*.
+    work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. The router's mean parts images from
+    labels: clients that differ only in which label goes with which image get equal Pi. Chapter: *Modular networks*.
     """
 
     name: ClassVar[str] = "fedmn"
