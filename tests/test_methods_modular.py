@@ -18,17 +18,18 @@ from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation, load_model, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import FedAvg, FedMN
-from pfl_lite.methods.base import Batch, Round, unpack
-from pfl_lite.methods.fedmn import concrete
+from pfl_lite.methods.base import Round, unpack
 from pfl_lite.models import NETWORKS, NetworkSpec
 from pfl_lite.models.modular import (
     activity,
     decisions,
+    held,
     in_use,
     safety_path,
     split_decisions,
     through_blocks,
 )
+from pfl_lite.models.router import concrete
 from pfl_lite.seeds import generator
 
 SMALL: dict[str, Any] = {
@@ -156,6 +157,22 @@ def test_inactive_blocks_have_no_say_and_no_gradient() -> None:
         other = blocks | {name: blocks[name].clone()}
         other[name][1] += 100
         assert torch.equal(through_blocks(other, h, bits, active), out)
+
+
+def test_a_block_that_is_reached_but_not_read_has_no_part_in_any_slope() -> None:
+    """Straight-through gradients: the client has not got that block, so that its content cannot tell a bit anything."""
+    layers = (2, 2, 2)
+    blocks, h = random_blocks(layers, [3, 5, 4])
+    bits = vector(1, 1, 1, 1, 1, 1, 1, 1, 1, 0)
+    assert [a.tolist() for a in held(bits, layers)] == [[1, 1], [1, 1], [1, 0]]
+    other = blocks | {name: blocks[name] + torch.tensor([0.0, 9.0]).reshape(-1, *[1] * (blocks[name].dim() - 1))
+                      for name in ("block3/weight", "block3/bias")}  # fmt: skip
+    slopes = []
+    for version in (blocks, other):
+        gates = bits.clone().requires_grad_()
+        (through_blocks(version, h, gates, held(bits, layers)) ** 2).sum().backward()
+        slopes.append(gates.grad)
+    assert torch.equal(*slopes) and (slopes[0][:4] != 0).any()
 
 
 def test_identical_blocks_make_predictions_independent_of_the_routing() -> None:
@@ -663,9 +680,9 @@ def test_fedmn_dropout_acts_in_training_only(federation: Any) -> None:
     model = row(b.personal_models(), 0)
     first = b.method.predict(b.network, model, x)
     assert torch.equal(first, b.method.predict(b.network, model, x))
-    batch = Batch(x, federation.labels[:9], torch.arange(9), key=torch.tensor(4))
-    active = activity(model["bits"], (2, 2, 2))
-    assert not torch.allclose(b.method.forward(b.network, model, x, model["bits"], active, batch), first)
+    bits, modules = model["bits"], b.method.modules(b.network)
+    assert torch.equal(modules(model, x, bits, held(bits, (2, 2, 2))), first)
+    assert not torch.allclose(modules(model, x, bits, held(bits, (2, 2, 2)), torch.tensor(4)), first)
 
 
 def test_fedmn_batch_norm_in_encoders_and_router_follows_the_batches(

@@ -450,6 +450,17 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     # ---- modular networks, dropout and batch norm ----
     "models/modular.py": [
         (
+            "copy=j) for j in range(self.layers[0])",
+            "copy=0) for j in range(self.layers[0])",
+            "equal encoders",
+        ),
+        ("0.01 * torch.randn", "torch.randn", "blocks that start large"),
+        (
+            "return [*below, last * split_decisions(bits, layers)[1]]",
+            "return [*below, last]",
+            "a block that is not read is sent",
+        ),
+        (
             "active.append((link @ active[-1] > 0)",
             "active.append((link.sum(1) > 0)",
             "links from inactive blocks count",
@@ -509,12 +520,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("STATISTICS_RATE = 0.1", "STATISTICS_RATE = 0.2", "statistics that move twice as fast"),
     ],
     "methods/fedmn.py": [
-        (
-            "(eps.log() - (-eps).log1p() + logits)",
-            "(eps.log() - (-eps).log1p() - logits)",
-            "the bit's probability is 1 - pi",
-        ),
-        ("+ logits) / tau)", "+ logits))", "no temperature"),
         ("(t / max(rounds - 1, 1))", "(t / max(rounds, 1))", "the last round does not reach tau_end"),
         (
             "min(work.round - 1 - self.pretrain, rounds - 1)",
@@ -524,18 +529,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("bits + (v - v.detach())", "bits", "the router never learns"),
         ("bits + (v - v.detach())", "v", "soft gates instead of hard ones"),
         (
-            "activity(torch.ones_like(bits) if soft else bits, self.layers)",
-            "activity(bits, self.layers)",
+            "held(torch.ones_like(bits) if soft else bits, self.layers)",
+            "held(bits, self.layers)",
             "soft gates with inactive blocks",
         ),
         ('draws[now["step"] if sample else 0]', "draws[0]", "the same noise in every mini-batch"),
-        ("F.normalize(h, dim=1, eps=1e-12).relu()", "h.relu()", "features of any length"),
-        (
-            "F.normalize(h, dim=1, eps=1e-12).relu()",
-            "F.normalize(h, dim=1, eps=1e-12)",
-            "no ReLU in the router",
-        ),
-        ("return self.where_used(used, trained, received) |", "return trained |", "unused blocks decay"),
         (
             'in_use(now["bits"], self.layers) if self.selective else',
             'in_use(now["bits"], self.layers) if True else',
@@ -568,7 +566,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "inactive blocks are counted",
         ),
         (
-            'return self.where_used(upload["active"], upload, server)',
+            'return where_used(upload["active"], upload, server, self.layers)',
             "return upload",
             "what nobody trained is handed on",
         ),
@@ -583,13 +581,31 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             'client["bits"]',
             "newcomers without bits",
         ),
-        ("copy=j) for j in range(encoders)", "copy=0) for j in range(encoders)", "equal encoders"),
         (
             '(work.uniform("fixed routes", (total,), fixed=True) > 0.5)',
             '(work.uniform("fixed routes", (total,)) > 0.5)',
             "fixed routes that change",
         ),
-        ("0.01 * torch.randn", "torch.randn", "blocks that start large"),
+        (
+            "return where_used(used, trained, received, self.layers) |",
+            "return trained |",
+            "unused blocks decay",
+        ),
+        ("(switches if fixed else 0)", "switches", "switches of soft gates are counted"),
+    ],
+    "models/router.py": [
+        (
+            "(eps.log() - (-eps).log1p() + logits)",
+            "(eps.log() - (-eps).log1p() - logits)",
+            "the bit's probability is 1 - pi",
+        ),
+        ("+ logits) / tau)", "+ logits))", "no temperature"),
+        ("F.normalize(h, dim=1, eps=1e-12).relu()", "h.relu()", "features of any length"),
+        (
+            "F.normalize(h, dim=1, eps=1e-12).relu()",
+            "F.normalize(h, dim=1, eps=1e-12)",
+            "no ReLU in the router",
+        ),
     ],
     "methods/pfl_moe.py": [
         (
@@ -711,7 +727,7 @@ FAMILIES = {
     "mixtures": ("pfedmb", "fedem"),
     "drift": ("fedprox", "scaffold", "moon"),
     "generated": ("pfedhn",),
-    "modular": ("modular", "fedmn"),
+    "modular": ("modular", "router", "fedmn"),
     "experts": ("split",),
 }
 ALONE = {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
@@ -21,25 +19,27 @@ from pfl_lite.methods.base import (
     check_choice,
     check_positive,
     pack,
-    select,
     stack,
     unpack,
 )
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
-from pfl_lite.models.modular import activity, decisions, in_use, safety_path, through_blocks
-from pfl_lite.models.multi_branch import stack_branches
+from pfl_lite.models.modular import (
+    ModularNetwork,
+    by_layer,
+    decisions,
+    held,
+    in_use,
+    safety_path,
+    where_used,
+)
 from pfl_lite.models.network import Predictor, layers_of
+from pfl_lite.models.router import Router, concrete
 from pfl_lite.models.training import fold
 from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:
     from pfl_lite.engine.config import RunConfig
-
-
-def concrete(eps: Tensor, logits: Tensor, tau: float) -> Tensor:
-    """v in (0, 1) from uniform noise and logit Pi (eq. 5); v > 1/2 with probability Pi whatever the temperature."""
-    return ((eps.log() - (-eps).log1p() + logits) / tau).sigmoid()
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class FedMN(Method):
 
     A round: logit Pi = the router's mean output (eqs. 9-10), one V from the binary concrete distribution (eq. 5), local SGD on
     encoders, router and the active blocks, and means over the clients that used a block. Where the paper is silent or
-    contradicts itself: bits are hard and the router learns straight through them; the noise is drawn once a round, the
-    gradient's logits come from the mini-batch; a link from an inactive block is void; where nothing would reach the output the
-    likeliest link is switched on; block means are normalised (as printed, a block that not everybody uses shrinks); clients
-    work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. The router's mean parts images from
-    labels: clients that differ only in which label goes with which image get equal Pi. Chapter: *Modular networks*.
+    contradicts itself: bits are hard and the router learns straight through them, where the client has what a bit would read;
+    the noise is drawn once a round, the gradient's logits come from the mini-batch; a link from an inactive block is void;
+    where nothing would reach the output the likeliest link is switched on; block means are normalised (as printed, a block
+    that not everybody uses shrinks); clients work in parallel; scored is V = 1[Pi > 1/2] of the final router on training
+    images. The router's mean parts images from labels: clients that differ only in which label goes with which image get
+    equal Pi. Chapter: *Assembling a network per client*.
     """
 
     name: ClassVar[str] = "fedmn"
@@ -139,33 +140,24 @@ class FedMN(Method):
         """Whether only active blocks travel: soft gates and gates drawn for every mini-batch may need each."""
         return self.gate == "st" or not self.learned
 
+    def modules(self, network: Network) -> ModularNetwork:
+        """The encoders and blocks."""
+        return ModularNetwork(
+            network, self.layers, self.encoder_width, self.width, network.classes, self.dropout
+        )
+
+    def router(self, network: Network) -> Router:
+        """The network that decides which blocks a client uses."""
+        encoder = network.resized(self.router_width)
+        return Router(encoder, self.label_width, network.classes, decisions(self.layers))
+
     def initial(self, network: Network, clients: int, seed: int) -> Params:
-        plain, (encoders, *numbers) = network.init(seed), self.layers
-        like, total = next(iter(plain.values())), decisions(self.layers)
-        classes = len(plain[f"{network.last}.weight"])
-        encoder = network.resized(self.encoder_width)
-        start = pack("encoder", stack_branches([encoder.init(seed, copy=j) for j in range(encoders)]))
-        inputs = self.encoder_width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "blocks and router").integers(2**62)))
-            for layer, number in enumerate(numbers, 2):
-                outputs = classes if layer == len(self.layers) else self.width
-                start[f"block{layer}/weight"] = 0.01 * torch.randn(number, outputs, inputs)
-                start[f"block{layer}/bias"] = torch.zeros(number, outputs)
-                inputs = outputs
+            start = self.modules(network).init(seed)
             if self.learned:
-                start |= pack("router/x", network.resized(self.router_width).init(seed, copy=encoders))
-                linear = {
-                    "y": nn.Linear(classes, self.label_width),
-                    "out": nn.Linear(self.router_width + self.label_width, total),
-                }
-                start |= {
-                    f"router/{name}/{part}": t.detach()
-                    for name, module in linear.items()
-                    for part, t in module.named_parameters()
-                }
-        start |= pack("plain", plain) if self.pretrain else {}
-        return {name: tensor.to(like) for name, tensor in start.items()}
+                start |= pack("router", self.router(network).init(seed, copy=self.layers[0]))
+        return start | (pack("plain", network.init(seed)) if self.pretrain else {})
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         like, total = next(iter(start.values())), decisions(self.layers)
@@ -176,43 +168,6 @@ class FedMN(Method):
         }
         return start, stack(state, clients)
 
-    def forward(
-        self,
-        network: Network,
-        model: Params,
-        x: Tensor,
-        gates: Tensor,
-        active: list[Tensor],
-        batch: Batch | None,
-    ) -> Tensor:
-        """Logits [b, K] under gates [E]; in training mode if a mini-batch is given."""
-        encoder, of_all = network.resized(self.encoder_width), unpack("encoder", model)
-        h = []
-        for j in range(self.layers[0]):  # every encoder has its own dropout masks
-            mode = encoder if batch is None else encoder.training(fold(batch.key, j), batch.real)  # type: ignore[arg-type]
-            h.append(mode(select(of_all, j), x).relu())  # [b, encoder_width]
-        key = None if batch is None else fold(batch.key, self.layers[0] + 1)  # type: ignore[arg-type]
-        return through_blocks(model, torch.stack(h), gates, active, rate=self.dropout, key=key)
-
-    def route(self, network: Network, model: Params, batch: Batch) -> Tensor:
-        """The router's outputs [b, E] for images and labels; `network` encodes the images."""
-        router = unpack("router", model)
-        classes = torch.arange(router["y/weight"].shape[1], device=batch.y.device)
-        labels = batch.y[:, None] == classes  # [b, K]
-        h_x = network(unpack("x", router), batch.x)  # [b, d_x]
-        h_y = F.linear(labels.to(h_x), router["y/weight"], router["y/bias"])  # [b, d_y]
-        z = torch.cat([F.normalize(h, dim=1, eps=1e-12).relu() for h in (h_x, h_y)], 1)
-        return F.linear(z, router["out/weight"], router["out/bias"])
-
-    def batch_logits(self, model: Params, work: Work, batch: Batch) -> Tensor:
-        """The router's mean output [E] over a mini-batch, in training mode."""
-        network = work.network.resized(self.router_width)
-        assert batch.key is not None
-        each = self.route(network.training(fold(batch.key, self.layers[0]), batch.real), model, batch)
-        if batch.real is None:
-            return each.mean(0)
-        return batch.real @ each / batch.real.sum().clamp_min(1)
-
     def decide(self, model: Params, work: Work, eps: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """logit Pi [E] of this client, its bits [E] = 1[v > 1/2] (1[Pi > 1/2] without noise), and switches of the safety path."""
         total, like = decisions(self.layers), next(iter(model.values()))
@@ -220,8 +175,8 @@ class FedMN(Method):
         if self.routing == "random":
             bits = (work.uniform("fixed routes", (total,), fixed=True) > 0.5).to(like)
         if self.learned:
-            network = work.network.resized(self.router_width)
-            scores = work.train_mean(torch.cat([self.route(network, model, b) for b in work.data("train")]))
+            router, params = self.router(work.network), unpack("router", model)
+            scores = work.train_mean(torch.cat([router(params, b.x, b.y) for b in work.data("train")]))
             chosen = scores > 0 if eps is None else concrete(eps, scores, self.temperature(work)) > 0.5
             bits = chosen.to(like)
         return scores, *safety_path(bits, scores, self.layers)
@@ -240,56 +195,50 @@ class FedMN(Method):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         if plain := unpack("plain", received):
             return pack("plain", work.sgd(work.loss, plain)), client
+        modules = self.modules(work.network)
         sample, soft = (self.learned and self.gate == kind for kind in ("sample", "soft"))
         tau, steps = self.temperature(work), work.most_steps if sample else 1
         draws = work.uniform("gates", (steps, decisions(self.layers)))  # [steps, E]
         scores, bits, switches = self.decide(received, work, draws[0])
+
+        def batch_logits(w: Params, batch: Batch) -> Tensor:
+            """The router's mean output [E] over the mini-batch."""
+            key = fold(batch.key, self.layers[0])  # type: ignore[arg-type]
+            return self.router(work.network).mean(unpack("router", w), batch.x, batch.y, key, batch.real)
 
         def one_batch(carry: Carry, batch: Batch) -> Carry:
             w, velocity, now = carry
             bits, eps = now["bits"], draws[now["step"] if sample else 0]
             now = now | {"step": now["step"] + 1}
             if sample:
-                logits = self.batch_logits(w, work, batch)
+                logits = batch_logits(w, batch)
                 drawn = (concrete(eps, logits, tau) > 0.5).to(logits)
                 bits, switched = safety_path(drawn, logits, self.layers)
                 now |= {"bits": bits, "safety": now["safety"] + switched}
-            active = activity(torch.ones_like(bits) if soft else bits, self.layers)
+            active = held(torch.ones_like(bits) if soft else bits, self.layers)
 
             def loss(w: Params, batch: Batch) -> Tensor:
                 gates = bits
                 if self.learned:
-                    v = concrete(eps, self.batch_logits(w, work, batch), tau)
+                    v = concrete(eps, batch_logits(w, batch), tau)
                     gates = v if soft else bits + (v - v.detach())
-                return batch.cross_entropy(self.forward(work.network, w, batch.x, gates, active, batch))
+                return batch.cross_entropy(modules(w, batch.x, gates, active, batch.key, batch.real))
 
             return *work.descend(w, velocity, work.grad(loss, w, batch)), now
 
+        fixed = not (sample or soft)  # the round's bits are those in use
         now = {"bits": bits, "step": torch.zeros_like(switches), "safety": client["safety"]}
-        now["safety"] = now["safety"] + (0 if sample else switches)
+        now["safety"] = now["safety"] + (switches if fixed else 0)
         trained, _, now = work.scan(one_batch, (received, work.still(received), now))
         used = in_use(now["bits"], self.layers) if self.selective else torch.ones_like(client["active"])
         state = {"logits": scores, "bits": now["bits"], "active": used, "safety": now["safety"]}
-        return self.where_used(used, trained, received) | {"active": used}, state
-
-    def by_layer(self, used: Tensor) -> dict[str, Tensor]:
-        """The columns [..., n_l] of a tensor [..., n_2 + ... + n_L], by layer."""
-        parts = used.split(self.layers[1:], -1)
-        return {f"block{layer}": part for layer, part in enumerate(parts, 2)}
-
-    def where_used(self, used: Tensor, new: Mapping[str, Tensor], old: Params) -> Params:
-        """The new parameters, with the old ones of blocks that were not used (weight decay would move them)."""
-        rows = {
-            f"{block}/{p}": part for block, part in self.by_layer(used).items() for p in ("weight", "bias")
-        }
-        shaped = {name: part.reshape(-1, *[1] * (old[name].dim() - 1)) for name, part in rows.items()}
-        return {k: torch.where(shaped[k] > 0, new[k], w) if k in shaped else new[k] for k, w in old.items()}
+        return where_used(used, trained, received, self.layers) | {"active": used}, state
 
     def traffic(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
         """Encoders, router and the blocks in use, down (once the router has come and decided) and up."""
         if "active" not in upload:
             return super().traffic(received, upload)
-        blocks = self.by_layer(upload["active"])
+        blocks = by_layer(upload["active"], self.layers)
         floats = self.floats({k: t for k, t in received.items() if k.partition("/")[0] not in blocks})
         for block, used in blocks.items():
             floats = floats + used.long().sum() * (self.floats(unpack(block, received)) // len(used))
@@ -298,14 +247,14 @@ class FedMN(Method):
     def relay(self, server: Params, upload: Params) -> Params | None:
         if self.schedule == "parallel" or "active" not in upload:
             return None
-        return self.where_used(upload["active"], upload, server)
+        return where_used(upload["active"], upload, server, self.layers)
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         if plain := unpack("plain", uploads):
             plain = weighted_mean(plain, round.sizes, unpack("plain", server))
             last = round.number == self.pretrain
             return self.planted(server, plain) if last else server | pack("plain", plain)
-        blocks = self.by_layer(uploads["active"])
+        blocks = by_layer(uploads["active"], self.layers)
         kept = self.aggregation in ("normalized", "delta")
         new: Params = {}
         for name, old in server.items():
@@ -344,7 +293,8 @@ class FedMN(Method):
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
         if plain := unpack("plain", model):
             return network(plain, x)
-        return self.forward(network, model, x, model["bits"], activity(model["bits"], self.layers), None)
+        bits = model["bits"]
+        return self.modules(network)(model, x, bits, held(bits, self.layers))
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
         return Predictor(network, self.predict, model)
@@ -355,13 +305,13 @@ class FedMN(Method):
         return {name: w for name, w in upload.items() if name != "active"} | {"bits": client["bits"]}
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
-        model = self.personal(server, client, work)
+        model, modules = self.personal(server, client, work), self.modules(work.network)
         if "bits" not in model:
             return super().plain_sgd(server, client, work)
-        active = activity(model["bits"], self.layers)
+        active = held(model["bits"], self.layers)
         fixed = {k: w for k, w in model.items() if k == "bits" or k.startswith("router/")}
 
         def loss(w: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.forward(work.network, w, batch.x, model["bits"], active, batch))
+            return batch.cross_entropy(modules(w, batch.x, model["bits"], active, batch.key, batch.real))
 
         return fixed | work.sgd(loss, {k: w for k, w in model.items() if k not in fixed})

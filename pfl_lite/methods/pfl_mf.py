@@ -15,7 +15,7 @@ class PFLMF(PFLMoE):
     """Guo et al. (2021), algorithm 2: the client's expert is PFL-FB's, so that both experts share their extractor (eqs 11-15).
 
     The gate reads pixels. (Eq. 14 and line 7 print theta_C where theta_Ci is trained.) The released code calls this variant
-    `struct=True`, its README the other one. Chapter: *PFL-MoE*.
+    `struct=True`, its README the other one. Chapter: *A gate between two experts*.
     """
 
     name: ClassVar[str] = "pfl_mf"

@@ -17,7 +17,7 @@ from pfl_lite.models import Network, Params
 class PFLMFE(PFLMF):
     """Guo et al. (2021), algorithm 2 with features: the gate reads what the head reads, a = M_E(theta_E; x) (eq. 16).
 
-    Chapter: *PFL-MoE*.
+    Chapter: *A gate between two experts*.
     """
 
     name: ClassVar[str] = "pfl_mfe"

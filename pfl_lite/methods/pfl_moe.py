@@ -32,7 +32,7 @@ class PFLMoE(FedAvg):
 
     The paper trains both in turns, the gate by SGD; its code first all epochs of the expert, then all of the gate, by Adam with
     weight decay: `schedule=sequential gate_optimizer=adam gate_decay=0.0005`. The paper's "outputs" are logits in its code. The
-    share of the two parts (3 : 1) is the code's. Chapter: *PFL-MoE*.
+    share of the two parts (3 : 1) is the code's. Chapter: *A gate between two experts*.
     """
 
     name: ClassVar[str] = "pfl_moe"

@@ -9,10 +9,13 @@ al. (2022); eq. 11 sums over source blocks and takes their outputs. Everything i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pfl_lite.models.multi_branch import stack_branches
+from pfl_lite.models.network import Network, Params
 from pfl_lite.models.training import dropout, fold
 
 
@@ -36,10 +39,31 @@ def activity(bits: Tensor, layers: Sequence[int]) -> list[Tensor]:
     return active
 
 
+def held(bits: Tensor, layers: Sequence[int]) -> list[Tensor]:
+    """Which blocks a client has, 1 or 0 [n_l] of every layer: the active ones, of the last layer those whose output bit is on."""
+    *below, last = activity(bits, layers)
+    return [*below, last * split_decisions(bits, layers)[1]]
+
+
 def in_use(bits: Tensor, layers: Sequence[int]) -> Tensor:
-    """Which blocks of layers 2 to L travel, 1 or 0 [n_2 + ... + n_L]: the active ones, of the last layer those that are read."""
-    *hidden, last = activity(bits, layers)[1:]
-    return torch.cat([*hidden, last * split_decisions(bits, layers)[1]])
+    """Which blocks of layers 2 to L travel, 1 or 0 [n_2 + ... + n_L]: those that a client has."""
+    return torch.cat(held(bits, layers)[1:])
+
+
+def by_layer(used: Tensor, layers: Sequence[int]) -> dict[str, Tensor]:
+    """The columns [..., n_l] of a tensor [..., n_2 + ... + n_L], by layer: `block2`, ..., `blockL`."""
+    return {f"block{layer}": part for layer, part in enumerate(used.split(layers[1:], -1), 2)}
+
+
+def where_used(used: Tensor, new: Mapping[str, Tensor], old: Params, layers: Sequence[int]) -> Params:
+    """The new parameters, with the old ones of blocks that are not in use [n_2 + ... + n_L] (weight decay would move them)."""
+    rows = by_layer(used, layers)
+    merged: Params = {}
+    for name, before in old.items():
+        row = rows.get(name.partition("/")[0])
+        keep = row is None or row.reshape(-1, *[1] * (before.dim() - 1)) > 0  # [n_l, 1, ...]
+        merged[name] = new[name] if row is None else torch.where(keep, new[name], before)  # type: ignore[arg-type]
+    return merged
 
 
 def _with_best(bits: Tensor, scores: Tensor, eligible: Tensor, needed: Tensor) -> Tensor:
@@ -91,7 +115,7 @@ def through_blocks(
     Args:
         blocks: `blockL/weight` and `blockL/bias` of layers 2 to L.
         gates: [E], 0 or 1 or between them.
-        active: [n_l] of every layer; a link from a block that is not active counts as 0.
+        active: [n_l] of every layer; what would be read from a block that is not active counts as 0, and so does its slope.
         rate: share of outputs of hidden blocks that dropout removes.
         key: decides which; None: no dropout.
     """
@@ -106,3 +130,56 @@ def through_blocks(
             if rate and key is not None:  # images first, so that padding does not shift the mask
                 h = dropout(h.transpose(0, 1), fold(key, number), rate).transpose(0, 1)
     return torch.einsum("j,jbk->bk", _shares(outputs * active[-1]), h)
+
+
+@dataclass(frozen=True)
+class ModularNetwork:
+    """Encoders of one architecture and the blocks that read them, as a function of parameters, gates and active blocks.
+
+    Args:
+        network: the encoders' architecture; its last layer gets `encoder_width` outputs.
+        layers: n_1, ..., n_L.
+        encoder_width: outputs of an encoder.
+        width: outputs of a hidden block.
+        classes: K, outputs of a block of the last layer.
+        rate: dropout after hidden blocks, in training.
+    """
+
+    network: Network
+    layers: tuple[int, ...]
+    encoder_width: int
+    width: int
+    classes: int
+    rate: float
+
+    def init(self, seed: int) -> Params:
+        """`encoder/...` [n_1, ...], `blockL/weight` [n_l, out, in] and `/bias` [n_l, out]; blocks by torch's global generator."""
+        encoder = self.network.resized(self.encoder_width)
+        stacked = stack_branches([encoder.init(seed, copy=j) for j in range(self.layers[0])])
+        start = {f"encoder/{name}": tensor for name, tensor in stacked.items()}
+        like, inputs = next(iter(start.values())), self.encoder_width
+        for layer, number in enumerate(self.layers[1:], 2):
+            outputs = self.classes if layer == len(self.layers) else self.width
+            start[f"block{layer}/weight"] = (0.01 * torch.randn(number, outputs, inputs)).to(like)
+            start[f"block{layer}/bias"] = like.new_zeros(number, outputs)
+            inputs = outputs
+        return start
+
+    def __call__(
+        self,
+        model: Params,
+        x: Tensor,
+        gates: Tensor,
+        active: Sequence[Tensor],
+        key: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [b, K] of images x [b, C, H, W] under gates [E]; in training mode if there is a key for its masks."""
+        encoder = self.network.resized(self.encoder_width)
+        h = []
+        for j in range(self.layers[0]):  # every encoder has its own dropout masks
+            mode = encoder if key is None else encoder.training(fold(key, j), real)
+            own = {name: model[f"encoder/{name}"][j] for layer in encoder.layers.values() for name in layer}
+            h.append(mode(own, x).relu())  # [b, encoder_width]
+        key = None if key is None else fold(key, self.layers[0] + 1)
+        return through_blocks(model, torch.stack(h), gates, active, rate=self.rate, key=key)

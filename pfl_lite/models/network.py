@@ -174,6 +174,11 @@ class Network:
         """Name of the last layer, the classifier."""
         return list(self.layers)[-1]
 
+    @property
+    def classes(self) -> int:
+        """K, outputs of the last layer."""
+        return len(self._template.get_parameter(f"{self.last}.bias"))
+
     def is_dense(self, layer: str) -> bool:
         """Whether a layer's weight is a matrix, and not a stack of filters or the scale of a batch norm."""
         return self._template.get_parameter(f"{layer}.weight").dim() == 2

@@ -28,9 +28,9 @@ def concrete(u: Array, logit: Array, tau: float) -> Array:
     return 1 / (1 + np.exp(-(np.log(u) - np.log(1 - u) + logit) / tau))
 
 
-def sent(p: Net, bits: Array, a: Links, n: list[int]) -> tuple[Array, Net]:
-    """The active blocks (in layer L with their output bit on), and the mask of them, the encoders and the router."""
-    active = np.concatenate([*a[1:-1], a[-1] * bits[-n[-2] :]])
+def sent(p: Net, a: Links, n: list[int]) -> tuple[Array, Net]:
+    """The blocks that a client has, and the mask of them, the encoders and the router."""
+    active = np.concatenate(a[1:])
     mask = {name: np.ones(array.shape, dtype=bool) for name, array in p.items()}
     for i, on in enumerate(np.split(active, np.cumsum(n[1:-2])), start=2):
         mask[f"block{i}"] &= (on == 1)[:, None, None]
@@ -46,7 +46,7 @@ def local(
     bits, a, switched = decide(concrete(u[0], logits, tau) > 0.5 if learned else fixed, logits, n)
     if gate != "st":  # all travel: soft gates leave no layer empty, and a sampled one decides at every step
         a, switched = [np.ones(k) for k in n[:-1]], 0
-    active, mask = sent(p, bits if gate == "st" else np.ones_like(bits), a, n)
+    active, mask = sent(p, a, n)
     travels, whole, draws = pack(mask), pack(p), iter(np.broadcast_to(u, (steps, len(bits))))
 
     def slope(w: Array) -> Array:

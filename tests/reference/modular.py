@@ -49,7 +49,7 @@ def read_back(C: Array, a: Array, h: Array, u: Array, du: Array) -> tuple[Array,
 
 
 def forward(p: Net, x: Array, C: Links, a: Links) -> tuple[Array, tuple]:
-    """The logits [samples, classes], and what the way back needs; a [l][k] = 1 where block k is active."""
+    """The logits [samples, classes], and what the way back needs; a [l][k] = 1 where the client has block k."""
     n, encoder = sizes(p), part(p, "encoder")
     encoders = [{layer: w[j] for layer, w in encoder.items()} for j in range(n[0])]
     encoded = [dense.forward(net, x) for net in encoders]

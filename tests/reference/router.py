@@ -38,7 +38,7 @@ def route_back(p: Net, tape: tuple, slope: Array) -> Net:
 
 
 def decide(on: Array, logit: Array, n: list[int]) -> tuple[Array, Links, int]:
-    """The decisions with the safety path, the blocks' activity, and how many links the safety path switched on."""
+    """The decisions with the safety path, the blocks that a client has, and how many links the safety path switched on."""
     bits = on.astype(float)
     a, switched = [np.ones(n[0])], 0  # a_j = 1 where some C_jk a_k = 1; encoders always
     for C, pi in zip(links(bits, n), links(logit, n), strict=True):  # C is a view of the bits
@@ -46,6 +46,7 @@ def decide(on: Array, logit: Array, n: list[int]) -> tuple[Array, Links, int]:
             C.flat[np.argmax(np.where(a[-1] > 0, pi, -np.inf))] = 1.0
             switched += 1
         a.append((C * a[-1]).max(axis=1))
+    a[-2] = a[-2] * bits[-n[-2] :]  # a block of layer L that nobody reads does not come
     return bits, a[:-1], switched
 
 
