@@ -607,6 +607,24 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "no ReLU in the router",
         ),
     ],
+    "methods/gate.py": [
+        ("{name: d + self.decay * gate[name]", "{name: d", "no weight decay of the gate"),
+        ("0.9 * first[name] + 0.1 * d for", "0.9 * first[name] + d for", "Adam's first moment grows"),
+        (
+            "0.999 * second[name] + 0.001 * d**2",
+            "0.999 * second[name] + 0.001 * d",
+            "Adam divides by the mean",
+        ),
+        ("(1 - 0.9**steps, 1 - 0.999**steps)", "(1 - 0.9 + 0 * steps, 1 - 0.999 + 0 * steps)", "bias stays"),
+        (".sqrt() + 1e-8)", ".sqrt() + 1e-3)", "a large constant in Adam"),
+        ("- self.lr * g[name]", "+ self.lr * g[name]", "the gate climbs"),
+        (
+            '"global": 1000.0, "personal": -1000.0',
+            '"global": -1000.0, "personal": 1000.0',
+            "held at the other",
+        ),
+        ('generator(seed, "gate")', 'generator(0, "gate")', "every seed starts its gates alike"),
+    ],
     "methods/pfl_moe.py": [
         (
             "z.sigmoid() * general + (-z).sigmoid() * own",
@@ -639,21 +657,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "learn(logits(server))",
             "the gate learns between two global models",
         ),
-        ("{name: d + self.gate_decay * gate[name]", "{name: d", "no weight decay of the gate"),
-        ("0.9 * first[name] + 0.1 * d for", "0.9 * first[name] + d for", "Adam's first moment grows"),
-        (
-            "0.999 * second[name] + 0.001 * d**2",
-            "0.999 * second[name] + 0.001 * d",
-            "Adam divides by the mean",
-        ),
-        ("(1 - 0.9**steps, 1 - 0.999**steps)", "(1 - 0.9 + 0 * steps, 1 - 0.999 + 0 * steps)", "bias stays"),
-        (".sqrt() + 1e-8)", ".sqrt() + 1e-3)", "a large constant in Adam"),
-        ("- self.gate_lr * g[name]", "+ self.gate_lr * g[name]", "the gate climbs"),
-        (
-            '"global": 1000.0, "personal": -1000.0',
-            '"global": -1000.0, "personal": 1000.0',
-            "held at the other",
-        ),
         ('work.size("train") < SMALLEST if learned', "False if learned", "a gate that never learned is used"),
         ("SMALLEST = 4", "SMALLEST = 5", "four images are too few"),
         (
@@ -661,7 +664,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             'for expert in (unpack("expert", model), theta)',
             "experts exchanged in use",
         ),
-        ('generator(seed, "gate")', 'generator(0, "gate")', "every seed starts its gates alike"),
         (
             "stack(gate, clients)",
             "stack({k: 0 * v for k, v in gate.items()}, clients)",
@@ -732,7 +734,9 @@ FAMILIES = {
 }
 ALONE = {
     "training": "tests/test_training_mode.py",
-    **dict.fromkeys(("pfl_moe", "pfl_mf", "pfl_mfe", "augment", "metrics"), "tests/test_methods_experts.py"),
+    **dict.fromkeys(
+        ("gate", "pfl_moe", "pfl_mf", "pfl_mfe", "augment", "metrics"), "tests/test_methods_experts.py"
+    ),
 }
 
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from pfl_lite.methods.base import Batch, Carry, Work, check_at_least, check_choice, pack, stack, unpack
 from pfl_lite.methods.fedavg import FedAvg
+from pfl_lite.methods.gate import FIXED_BIAS, GateOptimizer, fresh_gate, gate_logit
 from pfl_lite.methods.split import Cut
 from pfl_lite.models import Network, Params
 from pfl_lite.models.network import Predictor
-from pfl_lite.seeds import generator
 
-FIXED_BIAS = {"global": 1000.0, "personal": -1000.0}  # sigmoid makes them 1 and 0 to the last bit
 SMALLEST = 4  # images: with fewer, a quarter of them is none
 
 
@@ -118,13 +117,8 @@ class PFLMoE(FedAvg):
         start, cut = network.init(seed), self.cut(network)
         image = torch.zeros(1, *network.shape, dtype=network.dtype, device=network.device)
         width = self.gate_reads(cut, start, image, cut.below(start, image)).shape[1]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "gate").integers(2**62)))
-            gate = nn.Linear(width, 1)
-        return start | {
-            f"gate/{name}": tensor.detach().to(network.device, network.dtype)
-            for name, tensor in gate.named_parameters()
-        }
+        gate = fresh_gate(width, seed)
+        return start | {name: tensor.to(network.device, network.dtype) for name, tensor in gate.items()}
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         gate = pack("gate", unpack("gate", start))
@@ -154,11 +148,12 @@ class PFLMoE(FedAvg):
                 z = gate_logit(gate, gate_input(batch))  # [b]
                 return batch.cross_entropy(self.mixture(z, general(batch), own(batch)))
 
-            return lambda gate, batch: self.gate_step(gate, work.grad(loss_of_gate, gate[0], batch))
+            return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 
         head = {name: tensor for name, tensor in server.items() if name in cut.head}
         expert: Carry = (head, work.still(head))
-        gate = self.gate_start(client, work)
+        optimizer = GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
+        gate = optimizer.start(self.gate_start(client, work))
         epochs, gate_epochs = work.passes(part="per"), work.passes("gate", part="gate")
         if self.gate == "learned" and self.schedule == "interleaved":
             for epoch, gate_epoch in zip(epochs, gate_epochs, strict=True):
@@ -172,41 +167,15 @@ class PFLMoE(FedAvg):
                 gate = work.fold(learn(own), gate, chain.from_iterable(gate_epochs))
         return pack("global", server) | pack("expert", server | expert[0]) | gate[0]
 
-    def gate_start(self, client: Params, work: Work) -> Carry:
-        """The gate before its first step, and Adam's memory; a gate that will not learn is what its bias makes it."""
+    def gate_start(self, client: Params, work: Work) -> Params:
+        """The gate before its first step; one that will not learn is what its bias makes it."""
         learned = self.gate == "learned"
         idle = torch.as_tensor(work.size("train") < SMALLEST if learned else True, device=work.network.device)
         as_fixed = {"gate/weight": 0.0, "gate/bias": FIXED_BIAS["personal" if learned else self.gate]}
-        gate = {name: torch.where(idle, as_fixed[name], tensor) for name, tensor in client.items()}
-        if self.gate_optimizer == "sgd":
-            return (gate,)
-        zero = {name: torch.zeros_like(tensor) for name, tensor in gate.items()}
-        return gate, zero, zero, {"steps": gate["gate/bias"].new_zeros((), dtype=torch.float64)}
-
-    def gate_step(self, carry: Carry, gradient: Params) -> Carry:
-        """One step of plain SGD or of Adam (torch's defaults), with weight decay in the gradient."""
-        gate, *memory = carry
-        g = {name: d + self.gate_decay * gate[name] for name, d in gradient.items()}
-        if memory:
-            first, second, count = memory
-            steps = count["steps"] + 1
-            first = {name: 0.9 * first[name] + 0.1 * d for name, d in g.items()}
-            second = {name: 0.999 * second[name] + 0.001 * d**2 for name, d in g.items()}
-            memory = [first, second, {"steps": steps}]
-            rise, spread = (1 - 0.9**steps, 1 - 0.999**steps)
-            g = {
-                name: m / rise.to(m.dtype) / ((second[name] / spread.to(m.dtype)).sqrt() + 1e-8)
-                for name, m in first.items()
-            }
-        return {name: w - self.gate_lr * g[name] for name, w in gate.items()}, *memory
+        return {name: torch.where(idle, as_fixed[name], tensor) for name, tensor in client.items()}
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
         return self.own_update(server, client, work)
 
     def state(self, server: Params, clients: Params) -> Params:
         return {}  # only where the gates start
-
-
-def gate_logit(model: Params, reads: Tensor) -> Tensor:
-    """G(w; .) [b], the logit of g, from what the gate reads [b, d]; the gate is a part of the model's parameters."""
-    return F.linear(reads, model["gate/weight"], model["gate/bias"])[:, 0]
