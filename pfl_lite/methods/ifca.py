@@ -23,7 +23,8 @@ class IFCA(Method):
 
     The k models start from k different draws (equal ones would tie for ever); a cluster nobody chose keeps its model. Clients
     are weighed by n_i (the authors' image code does not), and are scored under the cluster they choose on training data (the
-    authors' code chooses by test loss). Chapter: *Clusters*.
+    authors' code chooses by test loss). What is kept as `cluster` is the choice of a client's last round, -1 before it.
+    Chapter: *Clusters*.
     """
 
     name: ClassVar[str] = "ifca"

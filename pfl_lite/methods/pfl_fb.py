@@ -19,6 +19,7 @@ class PFLFB(FedAvg):
 
     Yu et al.'s code tunes the last layer only (`head="last"`), PFL-MoE all fully connected ones (`dense`, the default). In
     PFL-MoE's tables it learns from three quarters of a client's images, because the rest trains the gate (`part="per"`).
+    A run's `ft_epochs` says how long, 0 leaves FedAvg's model; its `ft_mode` has nothing to choose between here.
     Chapter: *Sharing a part*.
     """
 
