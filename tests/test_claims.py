@@ -327,5 +327,5 @@ def test_different_numbers_of_clients_are_not_paired(tmp_path):
 
 
 def test_unknown_experiment(tmp_path):
-    with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1\?"):
+    with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1"):
         claims("pfedmb-tabel1", Ledger(tmp_path))

@@ -206,7 +206,7 @@ def test_every_format_holds_every_row(ledger):
 
 
 def test_wrong_names_are_answered_with_the_right_ones(ledger):
-    with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1\?"):
+    with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1"):
         table("pfedmb-tabel1", ledger)
     with pytest.raises(InputError, match="unknown format 'html'"):
         show(table(NAME, ledger), "html")

@@ -211,10 +211,10 @@ def pfedmb_table2(setting: str) -> Experiment:
         metric="unweighted mean over clients of test accuracy after fine-tuning (%)",
         deviations=(
             f"Rounds: the paper trains until convergence and does not say how long; we train {rounds} rounds.",
-            "Learning rates and each method's own settings are not stated: plain SGD here, four candidates a method, scored on the "
-            "clients' validation images after 5 rounds of another seed (100).",
-            f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), and an alpha a "
-            "layer; the paper searched the number, we do not.",
+            "Learning rates and each method's own settings are not stated: plain SGD here, four candidates a method, chosen on "
+            "the clients' validation images after 5 rounds of another seed (100).",
+            f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), which the "
+            "paper searched and we do not; every layer has an alpha of its own.",
             "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1.",
             "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
             "Normalisation is not stated: per-channel mean and standard deviation, no augmentation.",
