@@ -276,7 +276,7 @@ def test_fedmn_s_temperature_falls_exponentially_and_makes_gates_harder(federati
     assert taus == pytest.approx([2, 1, 0.5, 0.25, 0.125, 0.125])  # fine-tuning after round 5 has the last
     one = start(federation, rounds=1)
     assert one.method.temperature(work_of(one, 0)) == 1.0
-    after = start(federation, rounds=5, pretrain=2)
+    after = start(federation, rounds=5, pretrain=2, model="small_cnn")
     assert after.method.temperature(work_of(after, 0, number=3)) == 1.0
     assert after.method.temperature(work_of(after, 0, number=5)) == pytest.approx(0.1)
     eps = torch.from_numpy(np.random.default_rng(0).random(20_000))
@@ -463,9 +463,9 @@ def test_fedmn_every_rule_of_aggregation_by_its_formula(federation: Any, aggrega
     after = average(sim, uploads, USED)
     for name, old in sim.server.items():
         if not name.startswith("block"):
-            assert torch.allclose(
-                after[name], torch.einsum("s,s...->...", n / n.sum(), uploads[name]), atol=1e-12
-            )
+            n_m = torch.ones(5, dtype=torch.float64) if aggregation == "code" else n
+            wanted = torch.einsum("s,s...->...", n_m / n_m.sum(), uploads[name])
+            assert torch.allclose(after[name], wanted, atol=1e-12)
             continue
         for i in range(2):
             a = USED[:, i + (2 if name.startswith("block3") else 0)]
@@ -566,7 +566,7 @@ def test_fedmn_blocks_and_encoders_are_distinct_parameters(federation: Any) -> N
         {"routing": "random", "infer": "last_sample"},
         {"routing": "all"},
         {"infer": "last_sample", "aggregation": "delta", "blocks": "1x3"},
-        {"pretrain": 1, "aggregation": "literal"},
+        {"pretrain": 1, "aggregation": "literal", "model": "small_cnn"},
         {"model": "small_cnn", "unseen": 1, "blocks": "1x2x3", "aggregation": "code"},
         {"gate": "sample", "ft_epochs": 1, "ft_mode": "plain_sgd", "rounds": 2},
     ],
@@ -587,11 +587,13 @@ def test_fedmn_sequential_clients_start_from_what_the_one_before_them_sent(feder
     for i in range(5):
         upload, _ = no_grad(sim.method.local, server, row(sim.clients, i), work_of(sim, i))
         assert same(upload, row(uploads, i), 0)
-        server = sim.server | {k: w for k, w in upload.items() if not k.startswith("block") and k != "active"}
         for layer, used in (("block2", states["active"][i, :2]), ("block3", states["active"][i, 2:])):
-            for name in (f"{layer}/weight", f"{layer}/bias"):
-                chosen = [upload[name][j] if used[j] else sim.server[name][j] for j in range(2)]
-                server[name] = torch.stack(chosen)  # what it did not train is as the server has it
+            for name in (
+                f"{layer}/weight",
+                f"{layer}/bias",
+            ):  # what it did not train is as those before it left it
+                assert all(torch.equal(upload[name][j], server[name][j]) for j in range(2) if not used[j])
+        server = {name: w for name, w in upload.items() if name != "active"}
     parallel, _ = worked(start(federation, routing="random"))
     assert same(row(parallel, 0), row(uploads, 0), 0) and not same(row(parallel, 1), row(uploads, 1), 1e-9)
     sim.step()
@@ -746,12 +748,33 @@ def test_fedmn_run_that_anneals_cannot_be_continued_for_more_rounds(federation: 
         ({"gates": "st"}, "unknown setting of fedmn 'gates'"),
         ({"schedule": "sequential", "engine": "vmap"}, "use --engine loop"),
         ({"pretrain": 2}, r"rounds must be more than pretrain \(2\), not 2"),
+        ({"blocks": "99999x99999"}, "has 9,999,900,000 decisions, more than 1,000,000"),
     ],
 )
 def test_fedmn_bad_settings_are_refused_in_one_sentence(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says) as refusal:
         make_config("fedmn", rounds=2, **settings)
     assert "\n" not in str(refusal.value)
+
+
+def test_fedmn_pretraining_needs_layers_below_the_last(federation: Any) -> None:
+    with pytest.raises(
+        InputError, match="trains the layers below the last, and linear has none: use pretrain=0"
+    ):
+        start(federation, rounds=3, pretrain=1)
+
+
+def test_fedmn_fine_tuned_bits_come_from_the_tuned_router_or_from_its_last_draw(federation: Any) -> None:
+    tuned = {}
+    for infer in ("threshold", "last_sample"):
+        sim = start(federation, ft_epochs=1, infer=infer)
+        sim.step()
+        tuned[infer] = sim.tuned_models()
+        for i in range(5) if infer == "threshold" else ():
+            model = row(tuned[infer], i)
+            work = work_of(sim, i, number=2)
+            assert torch.equal(model["bits"], no_grad(sim.method.decide, model, work)[1])
+    assert not same(tuned["threshold"], tuned["last_sample"], 1e-9)
 
 
 def test_fedmn_s_defaults_are_the_paper_s_and_the_code_s() -> None:

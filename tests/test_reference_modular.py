@@ -185,7 +185,7 @@ def test_average_by_hand() -> None:
     ):
         new = average(p, first, size, rule)
         close(new["block2"], by_hand)
-        close(new["encoder/fc"], p["encoder/fc"] + (2 + 3 * 4) / 4)
+        close(new["encoder/fc"], p["encoder/fc"] + (3.0 if rule == "code" else (2 + 3 * 4) / 4))
     both = [upload(p, 2, np.ones(2)), upload(p, 4, np.ones(2))]
     for rule, by in (("normalized", 3.5), ("literal", 3.5), ("delta", 3.5), ("code", 3.0)):
         close(average(p, both, size, rule)["block2"], b + by)
@@ -410,6 +410,7 @@ OPTIONS: list[dict[str, object]] = [
     {"ft_epochs": 2, "routing": "random"},
     {"ft_epochs": 1, "routing": "all", "ft_mode": "plain_sgd"},
     {"ft_epochs": 1, "infer": "last_sample", "ft_mode": "plain_sgd"},
+    {"ft_epochs": 1, "infer": "last_sample"},
 ]
 TOGETHER: dict[str, object] = {"lr": 0.5, "epochs": 3, "momentum": 0.5, "participation": 0.6}
 DECAY: dict[str, object] = {"weight-decay": 0.1, "participation": 0.6}
@@ -417,10 +418,11 @@ DECAY: dict[str, object] = {"weight-decay": 0.1, "participation": 0.6}
 
 def cases() -> Iterator[tuple[dict[str, object], dict[str, object]]]:
     yield from ((flags, {}) for flags in FLAGS)
-    yield from (({}, options) for options in OPTIONS)
+    yield from (({"model": "mlp"} if "pretrain" in options else {}, options) for options in OPTIONS)
     for k, options in enumerate(OPTIONS):  # the engines in turn
         engine = "loop" if "schedule" in options else ("loop", "vmap")[k % 2]
-        yield TOGETHER | {"engine": engine, "model": ("linear", "mlp")[k // 2 % 2]}, options
+        model = "mlp" if "pretrain" in options else ("linear", "mlp")[k // 2 % 2]
+        yield TOGETHER | {"engine": engine, "model": model}, options
     for engine in ("loop", "vmap"):  # few links, so that the safety path has work
         yield TOGETHER | {"engine": engine, "seed": 5}, {"blocks": "1x2x2x2", "gate": "sample"}
         yield TOGETHER | {"engine": engine, "seed": 5, "model": "mlp"}, {"blocks": "1x1x2", "pretrain": 1}

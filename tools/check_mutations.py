@@ -539,37 +539,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             'in_use(now["bits"], self.layers) if True else',
             "soft gates that save floats",
         ),
-        (
-            'weights = used if self.aggregation == "code" else',
-            "weights = used if False else",
-            "code with sizes",
-        ),
-        (
-            'weights = used if self.aggregation == "code" else round.sizes[:, None] * used',
-            "weights = used",
-            "block means forget the clients' sizes",
-        ),
-        (
-            "before = old if kept else torch.zeros_like(old)",
-            "before = torch.zeros_like(old)",
-            "unused blocks vanish",
-        ),
-        (
-            'mean = rho * mean if self.aggregation == "literal" else',
-            'mean = mean if self.aggregation == "literal" else',
-            "the printed rule without its shrinkage",
-        ),
-        ("old + rho * (mean - old)", "old + (mean - old)", "delta without its factor"),
-        (
-            "floats = floats + used.long().sum() *",
-            "floats = floats + len(used) *",
-            "inactive blocks are counted",
-        ),
-        (
-            'return where_used(upload["active"], upload, server, self.layers)',
-            "return upload",
-            "what nobody trained is handed on",
-        ),
         ('if self.schedule == "parallel" or', 'if self.schedule != "parallel" or', "schedules exchanged"),
         (
             "*below, _ = layers_of(plain).values()",
@@ -592,6 +561,25 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "unused blocks decay",
         ),
         ("(switches if fixed else 0)", "switches", "switches of soft gates are counted"),
+        (
+            'return {name: w for name, w in upload.items() if name != "active"}\n\n    def aggregate',
+            'return where_used(upload["active"], upload, server, self.layers)\n\n    def aggregate',
+            "the chain forgets what a client does not use",
+        ),
+        (
+            'tuned["bits"] = self.decide(tuned, work)[1]',
+            "pass",
+            "a fine-tuned model scored with a noisy draw",
+        ),
+    ],
+    "methods/blocks.py": [
+        ('torch.ones_like(sizes) if rule == "code" else sizes', "sizes", "code with sizes"),
+        ("weights = sizes[:, None] * used", "weights = used", "block means forget the clients' sizes"),
+        ('before = old if rule in ("normalized", "delta") else', "before =", "unused blocks vanish"),
+        ("mean = share * mean", "pass", "the printed rule without its shrinkage"),
+        ("old + share * (mean - old)", "mean", "delta without its factor"),
+        ("row.long().sum() * tensor[0].numel()", "tensor.numel()", "inactive blocks are counted"),
+        ("torch.where(like(row, before) > 0, new[name], before)", "new[name]", "unused blocks move"),
     ],
     "models/router.py": [
         (
@@ -729,7 +717,7 @@ FAMILIES = {
     "mixtures": ("pfedmb", "fedem"),
     "drift": ("fedprox", "scaffold", "moon"),
     "generated": ("pfedhn",),
-    "modular": ("modular", "router", "fedmn"),
+    "modular": ("modular", "router", "blocks", "fedmn"),
     "experts": ("split",),
 }
 ALONE = {

@@ -22,16 +22,15 @@ from pfl_lite.methods.base import (
     stack,
     unpack,
 )
+from pfl_lite.methods.blocks import block_means, floats_in_use, where_used
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.modular import (
     ModularNetwork,
-    by_layer,
     decisions,
     held,
     in_use,
     safety_path,
-    where_used,
 )
 from pfl_lite.models.network import Predictor, layers_of
 from pfl_lite.models.router import Router, concrete
@@ -41,6 +40,8 @@ from pfl_lite.seeds import generator
 if TYPE_CHECKING:
     from pfl_lite.engine.config import RunConfig
 
+MOST_DECISIONS = 1_000_000
+
 
 @dataclass(frozen=True)
 class FedMN(Method):
@@ -49,11 +50,12 @@ class FedMN(Method):
     A round: logit Pi = the router's mean output (eqs. 9-10), one V from the binary concrete distribution (eq. 5), local SGD on
     encoders, router and the active blocks, and means over the clients that used a block. Where the paper is silent or
     contradicts itself: bits are hard and the router learns straight through them, where the client has what a bit would read;
-    the noise is drawn once a round, the gradient's logits come from the mini-batch; a link from an inactive block is void;
-    where nothing would reach the output the likeliest link is switched on; block means are normalised (as printed, a block
-    that not everybody uses shrinks); clients work in parallel; scored is V = 1[Pi > 1/2] of the final router on training
-    images. The router's mean parts images from labels: clients that differ only in which label goes with which image get
-    equal Pi. Chapter: *Assembling a network per client*.
+    the noise is drawn once a round (the paper's rounds have one epoch), the gradient's logits come from the mini-batch; a link
+    from an inactive block is void, and a last block without output bit is not fetched either; where nothing would reach the
+    output the likeliest link is switched on; block means are normalised (as printed, a block that not everybody uses shrinks);
+    clients work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. The router's mean parts images
+    from labels: clients that differ only in which label goes with which image get equal Pi.
+    Chapter: *Assembling a network per client*.
     """
 
     name: ClassVar[str] = "fedmn"
@@ -79,9 +81,9 @@ class FedMN(Method):
     gate: str = "st"
     """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
     aggregation: str = "normalized"
-    """Of blocks: `normalized` (by the sizes of their users), `literal` (as printed), `delta` (of changes), `code` (no sizes)."""
+    """`normalized` (a block by the sizes of its users), `literal` (as printed), `delta` (of changes), `code` (no sizes)."""
     schedule: str = "parallel"
-    """`parallel`: all start from the server's model; `sequential`: a client starts from what the one before it sent."""
+    """`parallel`: all start from the server's model; `sequential`: from what those before them in the round made of it."""
     infer: str = "threshold"
     """Bits for scoring: `threshold`: 1[Pi > 1/2]; `last_sample`: those of the client's last round."""
     routing: str = "learned"
@@ -99,6 +101,10 @@ class FedMN(Method):
             raise InputError(
                 "fedmn: blocks must be two or more whole numbers above 0, one a layer, such as 2x2x2, "
                 f"not '{self.blocks}'"
+            )
+        if decisions(self.layers) > MOST_DECISIONS:
+            raise InputError(
+                f"fedmn: blocks={self.blocks} has {decisions(self.layers):,} decisions, more than {MOST_DECISIONS:,}"
             )
         check_at_least(
             self.name, encoder_width=(self.encoder_width, 1), width=(self.width, 1), pretrain=(self.pretrain, 0),
@@ -152,6 +158,10 @@ class FedMN(Method):
         return Router(encoder, self.label_width, network.classes, decisions(self.layers))
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
+        if self.pretrain and len(network.layers) < 2:
+            raise InputError(
+                f"fedmn: pretrain trains the layers below the last, and {network.name} has none: use pretrain=0"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "blocks and router").integers(2**62)))
             start = self.modules(network).init(seed)
@@ -238,39 +248,21 @@ class FedMN(Method):
         """Encoders, router and the blocks in use, down (once the router has come and decided) and up."""
         if "active" not in upload:
             return super().traffic(received, upload)
-        blocks = by_layer(upload["active"], self.layers)
-        floats = self.floats({k: t for k, t in received.items() if k.partition("/")[0] not in blocks})
-        for block, used in blocks.items():
-            floats = floats + used.long().sum() * (self.floats(unpack(block, received)) // len(used))
+        floats = floats_in_use(upload["active"], received, self.layers)
         return floats, floats
 
     def relay(self, server: Params, upload: Params) -> Params | None:
         if self.schedule == "parallel" or "active" not in upload:
             return None
-        return where_used(upload["active"], upload, server, self.layers)
+        # blocks that it did not use are as the clients before it left them
+        return {name: w for name, w in upload.items() if name != "active"}
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         if plain := unpack("plain", uploads):
             plain = weighted_mean(plain, round.sizes, unpack("plain", server))
             last = round.number == self.pretrain
             return self.planted(server, plain) if last else server | pack("plain", plain)
-        blocks = by_layer(uploads["active"], self.layers)
-        kept = self.aggregation in ("normalized", "delta")
-        new: Params = {}
-        for name, old in server.items():
-            used = blocks.get(name.partition("/")[0])  # [S, n_l]
-            if used is None:
-                new |= weighted_mean({name: uploads[name]}, round.sizes, server)
-                continue
-            weights = used if self.aggregation == "code" else round.sizes[:, None] * used
-            before = old if kept else torch.zeros_like(old)
-            mean = weighted_mean({name: uploads[name]}, weights, {name: before})[name]
-            if self.aggregation in ("literal", "delta"):
-                rho = (weights.double().sum(0) / round.sizes.sum()).to(old)  # [n_l], the share of its users
-                rho = rho.reshape(-1, *[1] * (old.dim() - 1))
-                mean = rho * mean if self.aggregation == "literal" else old + rho * (mean - old)
-            new[name] = mean
-        return new
+        return block_means(self.aggregation, server, uploads, round.sizes, self.layers)
 
     def planted(self, server: Params, plain: Params) -> Params:
         """The modules at the end of pre-training: every encoder has the plain network's layers below its last."""
@@ -303,6 +295,12 @@ class FedMN(Method):
         if "active" not in upload:
             return upload
         return {name: w for name, w in upload.items() if name != "active"} | {"bits": client["bits"]}
+
+    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+        tuned = super().own_update(server, client, work)
+        if "bits" in tuned and self.infer == "threshold":
+            tuned["bits"] = self.decide(tuned, work)[1]  # by the tuned router, without noise
+        return tuned
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
         model, modules = self.personal(server, client, work), self.modules(work.network)

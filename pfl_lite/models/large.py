@@ -121,6 +121,8 @@ class PretrainedMobileNetV2(MobileNetV2):
         """
         from torchvision.models import MobileNet_V2_Weights as Weights
 
+        if self.body[0][0].in_channels != 3:
+            raise InputError("mobilenet_v2_pretrained takes images of 3 channels: use --model mobilenet_v2")
         try:
             stored = Weights.DEFAULT.get_state_dict(progress=False)
         except OSError as error:
@@ -129,8 +131,6 @@ class PretrainedMobileNetV2(MobileNetV2):
                 "torch's cache (~/.cache/torch/hub/checkpoints), or use --model mobilenet_v2"
             ) from error
         body = {name.removeprefix("features."): t for name, t in stored.items() if name[:9] == "features."}
-        if self.body[0][0].in_channels != 3:
-            raise InputError("mobilenet_v2_pretrained takes images of 3 channels: use --model mobilenet_v2")
         self.body.load_state_dict(body)
 
 

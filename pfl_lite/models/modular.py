@@ -50,22 +50,6 @@ def in_use(bits: Tensor, layers: Sequence[int]) -> Tensor:
     return torch.cat(held(bits, layers)[1:])
 
 
-def by_layer(used: Tensor, layers: Sequence[int]) -> dict[str, Tensor]:
-    """The columns [..., n_l] of a tensor [..., n_2 + ... + n_L], by layer: `block2`, ..., `blockL`."""
-    return {f"block{layer}": part for layer, part in enumerate(used.split(layers[1:], -1), 2)}
-
-
-def where_used(used: Tensor, new: Mapping[str, Tensor], old: Params, layers: Sequence[int]) -> Params:
-    """The new parameters, with the old ones of blocks that are not in use [n_2 + ... + n_L] (weight decay would move them)."""
-    rows = by_layer(used, layers)
-    merged: Params = {}
-    for name, before in old.items():
-        row = rows.get(name.partition("/")[0])
-        keep = row is None or row.reshape(-1, *[1] * (before.dim() - 1)) > 0  # [n_l, 1, ...]
-        merged[name] = new[name] if row is None else torch.where(keep, new[name], before)  # type: ignore[arg-type]
-    return merged
-
-
 def _with_best(bits: Tensor, scores: Tensor, eligible: Tensor, needed: Tensor) -> Tensor:
     """Bits in which the eligible one of the largest score (the first of equals) is 1, if it is needed."""
     best = torch.where(eligible > 0, scores, -torch.inf).flatten().argmax()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +110,7 @@ class Network:
         self.layers = layers_of(floats_of(self._template))
         self.dropout = any(isinstance(layer, nn.Dropout) for layer in self._template.modules())
         self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
-        self.resized = cache(self._resized)
+        self._resized: dict[int, Network] = {}
         twin = training_twin(self._template)
         self._twin: Network | None = None
         if twin is not None:
@@ -157,8 +156,10 @@ class Network:
             layer.key, layer.real = key, real  # type: ignore[assignment]
         return self._twin
 
-    def _resized(self, outputs: int) -> Network:
-        """The same architecture with another number of outputs of the last layer."""
+    def resized(self, outputs: int) -> Network:
+        """The same architecture with another number of outputs of the last layer, made once."""
+        if outputs in self._resized:
+            return self._resized[outputs]
 
         def build() -> nn.Module:
             module = self.build()
@@ -167,7 +168,10 @@ class Network:
             setattr(module.get_submodule(above), name, nn.Linear(old.in_features, outputs))  # type: ignore[arg-type]
             return module
 
-        return Network(self.name, build, dtype=self.dtype, device=self.device, shape=self.shape)
+        self._resized[outputs] = Network(
+            self.name, build, dtype=self.dtype, device=self.device, shape=self.shape
+        )
+        return self._resized[outputs]
 
     @property
     def last(self) -> str:

@@ -18,12 +18,13 @@ from .seeds import generator
 def average(p: Net, uploads: list[Upload], size: Array, rule: str) -> Net:
     """Section II-E: encoders and router by size; a block from the clients where it is active, in four readings."""
     new = {}
+    size = np.ones(len(size)) if rule == "code" else size
     for name, before in p.items():
         theta, a = np.stack([u.p[name] for u in uploads]), np.stack([u.mask[name] for u in uploads])
         if not name.startswith("block"):
             new[name] = weighted_mean(theta, size)
             continue
-        weight = np.einsum("m,m...->m...", np.ones(len(size)) if rule == "code" else size, a)  # n_m a_m
+        weight = np.einsum("m,m...->m...", size, a)  # n_m a_m
         total = weight.sum(axis=0)
         mean = (weight * theta).sum(axis=0) / np.where(total == 0, 1, total)
         new[name] = {
@@ -72,8 +73,7 @@ def fedmn(
         for i in sampled:
             origin = p
             if schedule == "sequential" and uploads:  # line 9 by the letter: theta_{m-1}
-                before = uploads[-1]
-                origin = {name: np.where(before.mask[name], before.p[name], p[name]) for name in p}
+                origin = uploads[-1].p  # what it did not use is as those before it left it
             last[i] = local(origin, clients[i], epochs, sgd, gate, tau(r), noise(r, i, epochs), fixed[i])
             uploads.append(last[i])
             safety[i] += last[i].switched
@@ -82,15 +82,18 @@ def fedmn(
 
     def scored(i: int) -> Net:  # the server's model under decisions without noise, or those of the last round
         f = clients[i]
-        pi = route(p, f.x, f.y)[0] if fixed[i] is None else np.zeros(E)
-        on = pi > 0 if fixed[i] is None else fixed[i]
-        bits = decide(last[i].bits if infer == "last_sample" and i in last else on, pi, n)[0]
+
+        def quiet(model: Net) -> Array:  # 1[Pi > 1/2]
+            pi = route(model, f.x, f.y)[0] if fixed[i] is None else np.zeros(E)
+            return decide(pi > 0 if fixed[i] is None else fixed[i], pi, n)[0]
+
+        bits = last[i].bits if infer == "last_sample" and i in last else quiet(p)
         if ft_epochs == 0:
             return p | {"bits": bits}
         if ft_mode == "own_update":  # one more round, of which nothing is sent
             r = len(rounds) + 1
             done = local(p, f, ft_epochs, sgd, gate, tau(r), noise(r, i, ft_epochs), fixed[i])
-            return done.p | {"bits": done.bits}
+            return done.p | {"bits": done.bits if infer == "last_sample" else quiet(done.p)}
         blocks = {name: array for name, array in p.items() if not name.startswith("router/")}
         return p | local(blocks, f, ft_epochs, sgd, "st", 1.0, np.empty((1, E)), bits).p | {"bits": bits}
 
