@@ -1,13 +1,19 @@
-"""How fast the engine is, against a bare PyTorch loop that does the same steps on the same images in the same process."""
+"""How fast the engines are, beside a bare PyTorch loop that does FedAvg's steps and beside one model on large batches.
+
+All numbers of a table come from one process and one run: what is compared takes turns, the first turn is a warm-up, and the
+median of the others counts.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import statistics
 import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from threading import Barrier
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,135 +21,277 @@ import torch.nn.functional as F
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, device_name, versions
+from pfl_lite.errors import InputError
 from pfl_lite.models import NETWORKS
 
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedper": {},
+    "pfedme": {},
+    "fedamp": {},
+    "fedem": {},
+    "pfedmb": {"branches": 5},
+    "pfl_mfe": {"ft_epochs": 1},
+}
+"""What is timed, with its settings. PFL-MFE trains as FedAvg: here one epoch of its experts and gates follows every round."""
+LARGE_BATCH = 1024
 _barrier: Any = None
 
+Timed = Callable[[], float]
 
-def simulation(
-    data: str, clients: int, batch_size: int, method: str = "fedavg", **settings: Any
-) -> Simulation:
-    """A LeNet federation of `classes:2` clients, ready to train; its rounds are not scored."""
-    return Simulation(
-        make_config(
-            method, data=data, model="lenet", partition="classes:2", clients=clients, batch_size=batch_size, lr=0.05,
-            rounds=10_000, eval_every=10_000, device="cpu", **settings,
-        )
-    )  # fmt: skip
+
+class Setting(NamedTuple):
+    """One federation to be timed: `data` may be a part of a data set (`cifar10:0.1`)."""
+
+    data: str
+    model: str
+    clients: int
+    batch_size: int = 64
+    epochs: int = 5
+    device: str = "cpu"
+
+    def simulation(self, method: str = "fedavg", engine: str = "loop") -> Simulation:
+        """Ready to train; two classes a client."""
+        return Simulation(
+            make_config(
+                method, **self._asdict(), engine=engine, partition="classes:2", lr=0.01, rounds=10_000,
+                eval_every=10_000, **METHODS[method],
+            )
+        )  # fmt: skip
+
+
+def seconds(work: Callable[[], Any], device: str) -> float:
+    """Wall time of one call, waiting for a GPU to finish."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def engine_round(sim: Simulation) -> float:
-    """Images/s of one round of local work (download, SGD, upload) of all clients, without scoring."""
-    before, started = sim.map.images_trained, time.perf_counter()
-    sim.advance()
-    return (sim.map.images_trained - before) / (time.perf_counter() - started)
+    """Images/s of one round of all clients, and of fine-tuning where the method does its own; nothing is scored."""
+
+    def work() -> None:
+        sim.advance()
+        if sim.config.ft_epochs:
+            sim.tuned_models()
+
+    before = sim.map.images_trained
+    took = seconds(work, sim.config.device)
+    return (sim.map.images_trained - before) / took
+
+
+def scored_round(sim: Simulation) -> tuple[float, float]:
+    """Rounds/min of a round with its evaluation, and the share of its seconds that is not local work."""
+    trained = sim.training_seconds
+
+    def work() -> None:
+        entry = sim.advance()
+        sim._score(entry, "personal", sim.personal_models())
+
+    took = seconds(work, sim.config.device)
+    return 60 / took, 1 - (sim.training_seconds - trained) / took
+
+
+def bare_module(sim: Simulation, *, channels_last: bool = False) -> torch.nn.Module:
+    """The plain network of a run, as anyone would build it."""
+    data = sim.federation
+    module = NETWORKS[sim.config.model].module(data.channels, data.size, data.classes).to(sim.config.device)
+    return module.to(memory_format=torch.channels_last) if channels_last else module
 
 
 def bare_round(sim: Simulation, module: torch.nn.Module) -> float:
-    """Images/s of the same round as anyone would write it: a module, torch's SGD, a loop over clients and mini-batches."""
+    """Images/s of FedAvg's round as anyone would write it: a module, torch's SGD, a loop over clients and mini-batches."""
     config, data, images = sim.config, sim.federation, 0
-    start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    total = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
-    started = time.perf_counter()
-    for i in range(config.clients):
-        module.load_state_dict(start)
-        optimiser = torch.optim.SGD(module.parameters(), lr=config.lr)
-        orders = epoch_orders(config.seed, sim.round, i, "weights", len(data.train[i]), config.epochs)
-        for order in torch.from_numpy(orders):
-            for rows in data.train[i][order].split(config.batch_size):
-                optimiser.zero_grad()
-                F.cross_entropy(module(data.images[rows]), data.labels[rows]).backward()
-                optimiser.step()
-        images += orders.size
-        for name, tensor in module.state_dict().items():
-            total[name] += tensor * len(data.train[i])
-    module.load_state_dict({name: tensor / data.train_sizes.sum() for name, tensor in total.items()})
-    return images / (time.perf_counter() - started)
+
+    def work() -> None:
+        nonlocal images
+        start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        total = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
+        for i in range(config.clients):
+            module.load_state_dict(start)
+            optimiser = torch.optim.SGD(module.parameters(), lr=config.lr)
+            orders = epoch_orders(config.seed, sim.round, i, "weights", len(data.train[i]), config.epochs)
+            for order in torch.from_numpy(orders).to(config.device):
+                for rows in data.train[i][order].split(config.batch_size):
+                    optimiser.zero_grad()
+                    F.cross_entropy(module(data.images[rows]), data.labels[rows]).backward()
+                    optimiser.step()
+            images += orders.size
+            for name, tensor in module.state_dict().items():
+                total[name] += tensor * len(data.train[i])
+        module.load_state_dict({name: tensor / data.train_sizes.sum() for name, tensor in total.items()})
+
+    took = seconds(work, config.device)
+    return images / took
 
 
-def _start_worker(barrier: Any) -> None:
+def limit(sim: Simulation, module: torch.nn.Module) -> float:
+    """Images/s of one model on the same images in large batches: what the machine could do if nobody were separate."""
+    data, images = sim.federation, 0
+    rows = torch.cat(list(data.train))
+    optimiser = torch.optim.SGD(module.parameters(), lr=1e-4)
+
+    def work() -> None:
+        nonlocal images
+        for part in rows.split(LARGE_BATCH):
+            optimiser.zero_grad()
+            F.cross_entropy(module(data.images[part]), data.labels[part]).backward()
+            optimiser.step()
+            images += len(part)
+
+    took = seconds(work, sim.config.device)
+    return images / took
+
+
+def in_turns(timed: dict[str, Timed], repeats: int) -> dict[str, float]:
+    """The median of `repeats` calls of each, taking turns after one warm-up of all."""
+    kept: dict[str, list[float]] = {name: [] for name in timed}
+    for turn in range(repeats + 1):
+        for name, rate in timed.items():
+            value = rate()
+            if turn:
+                kept[name].append(value)
+    return {name: statistics.median(values) for name, values in kept.items()}
+
+
+def start_worker(barrier: Any) -> None:
+    """Let all workers of a pool begin together, each with one thread."""
     global _barrier
     _barrier = barrier
     torch.set_num_threads(1)
 
 
-def _worker(data: str, clients: int, batch_size: int, repeats: int) -> float:
-    """Images/s of one worker's rounds, all workers starting together after a warm-up."""
-    sim = simulation(data, clients, batch_size)
-    engine_round(sim)
+def _worker(setting: Setting, kind: str, repeats: int) -> float:
+    """Images/s of one worker: the loop engine with its evaluation, or the bare loop without."""
+    sim = setting.simulation()
+    module = bare_module(sim, channels_last=kind == "bare loop, channels-last")
+
+    def one() -> float:
+        if kind != "loop engine":
+            return bare_round(sim, module)
+        before, started = sim.map.images_trained, time.perf_counter()
+        scored_round(sim)
+        return (sim.map.images_trained - before) / (time.perf_counter() - started)
+
+    one()
     _barrier.wait()
-    return statistics.median(engine_round(sim) for _ in range(repeats))
+    return statistics.median(one() for _ in range(repeats))
 
 
-def workers_rate(count: int, *arguments: Any) -> float:
+def workers_rate(count: int, setting: Setting, kind: str, repeats: int) -> float:
     """Images/s of `count` one-thread processes together."""
     context = multiprocessing.get_context("spawn")
     barrier: Barrier = context.Manager().Barrier(count)
-    with ProcessPoolExecutor(
-        count, mp_context=context, initializer=_start_worker, initargs=(barrier,)
-    ) as pool:
-        return sum(job.result() for job in [pool.submit(_worker, *arguments) for _ in range(count)])
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=(barrier,))
+    with pool:
+        jobs = [pool.submit(_worker, setting, kind, repeats) for _ in range(count)]
+        return sum(job.result() for job in jobs)
+
+
+def memory(device: str) -> float:
+    """Largest memory so far, in GiB: of the GPU, or of this process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def rows(
+    setting: Setting, methods: Iterable[str], engines: Iterable[str], repeats: int
+) -> list[dict[str, Any]]:
+    """One row a method and engine, after the rows of the bare loops and of the limit."""
+    plain = setting.simulation()
+    bare, last, one = (bare_module(plain, channels_last=flag) for flag in (False, True, True))
+    timed: dict[str, Timed] = {
+        "bare loop": lambda: bare_round(plain, bare),
+        "bare loop, channels-last": lambda: bare_round(plain, last),
+        f"limit: one model, batches of {LARGE_BATCH}": lambda: limit(plain, one),
+    }
+    simulations = {
+        f"{method}, {engine}": setting.simulation(method, engine) for method in methods for engine in engines
+    }
+    timed |= {name: (lambda sim=sim: engine_round(sim)) for name, sim in simulations.items()}  # type: ignore[misc]
+    rates = in_turns(timed, repeats)
+    table = []
+    for name, rate in rates.items():
+        row = {
+            "model": setting.model,
+            "clients": setting.clients,
+            "what": name,
+            "images_per_second": round(rate),
+        }
+        row["of_bare_loop"] = round(rate / rates["bare loop"], 3)
+        if name in simulations:
+            per_minute, outside = scored_round(simulations[name])
+            row |= {"rounds_per_minute": round(per_minute, 2), "outside_training": round(outside, 3)}
+        table.append(row | {"peak_gib": round(memory(setting.device), 2)})
+    return table
 
 
 def bench(
-    data: str = "cifar10", *, clients: int = 15, batch_size: int = 64, repeats: int = 3
+    data: str = "cifar10:0.1",
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    clients: Sequence[int] = (15, 50),
+    models: Sequence[str] = ("lenet",),
+    engines: Sequence[str] = ("loop", "vmap"),
+    batch_size: int = 64,
+    epochs: int = 5,
+    repeats: int = 3,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """Measure the loop engine, the bare loop (plain and channels-last), pFedMB, and one and two workers; medians of repeats.
+    """Measure every method, engine, number of clients and network; on a CPU with one thread, and two workers beside one.
 
     Returns:
-        images/s (`images_per_second`), their ratios (`ratios`), and the machine they were taken on.
+        `rows` of the table, `workers` (CPU only: images/s of one and two processes), and the machine they were taken on.
 
     Raises:
-        InputError: the data set is not at hand.
+        InputError: the data set is not at hand, or a method is not among those that are timed.
     """
+    if strange := [method for method in methods if method not in METHODS]:
+        raise InputError(f"bench times {', '.join(METHODS)}, not {', '.join(strange)}")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if device == "cpu" else threads)
+    settings = [
+        Setting(data, model, count, batch_size, epochs, device) for model in models for count in clients
+    ]
     try:
-        sim, branches = simulation(data, clients, batch_size), simulation(data, clients, batch_size, "pfedmb")
-        spec = NETWORKS["lenet"].module
-        bare = spec(sim.federation.channels, sim.federation.size, sim.federation.classes)
-        last = spec(sim.federation.channels, sim.federation.size, sim.federation.classes).to(
-            memory_format=torch.channels_last
-        )
-        timed: dict[str, list[float]] = {}
-        for repeat in range(repeats + 1):  # the first is a warm-up; what is compared takes turns
-            for name, rate in (
-                ("loop engine, fedavg", lambda: engine_round(sim)),
-                ("bare PyTorch loop", lambda: bare_round(sim, bare)),
-                ("bare PyTorch loop, channels-last weights", lambda: bare_round(sim, last)),
-                ("loop engine, pfedmb (B = 5)", lambda: engine_round(branches)),
-            ):
-                value = rate()
-                if repeat:
-                    timed.setdefault(name, []).append(value)
-        rates = {name: statistics.median(values) for name, values in timed.items()}
-        for count in (1, 2):
-            rates[f"{count} worker{'s' if count > 1 else ''}, fedavg"] = workers_rate(
-                count, data, clients, batch_size, repeats
-            )
+        table = [row for setting in settings for row in rows(setting, methods, engines, repeats)]
+        shared = {
+            f"{count} x {kind}": round(workers_rate(count, settings[0], kind, repeats))
+            for kind in ("bare loop", "bare loop, channels-last", "loop engine")
+            for count in ((1, 2) if device == "cpu" else ())
+        }
     finally:
         torch.set_num_threads(threads)
-    best_bare = max(rates["bare PyTorch loop"], rates["bare PyTorch loop, channels-last weights"])
     return {
         "data": data,
-        "clients": clients,
         "batch_size": batch_size,
-        "images_per_second": {name: round(rate, 1) for name, rate in rates.items()},
-        "ratios": {
-            "loop engine / bare loop": round(rates["loop engine, fedavg"] / rates["bare PyTorch loop"], 3),
-            "loop engine / best bare loop": round(rates["loop engine, fedavg"] / best_bare, 3),
-            "two workers / one": round(rates["2 workers, fedavg"] / rates["1 worker, fedavg"], 3),
-        },
-        "device": device_name("cpu"),
+        "epochs": epochs,
+        "repeats": repeats,
+        "rows": table,
+        "workers": shared,
+        "device": device_name(device),
         "versions": versions(),
     }
 
 
 def show(numbers: dict[str, Any]) -> str:
-    """The measured numbers as a small table."""
+    """The measured numbers as a table."""
     lines = [
-        f"LeNet-5 on {numbers['data']}, {numbers['clients']} clients, batch {numbers['batch_size']}, {numbers['device']}"
+        f"{numbers['data']}, E = {numbers['epochs']}, batch {numbers['batch_size']}, {numbers['device']}",
+        f"{'':<44}{'images/s':>10}{'of bare':>9}{'rounds/min':>12}{'outside':>9}{'GiB':>7}",
     ]
-    lines += [f"  {name:<44}{rate:>10,.0f} images/s" for name, rate in numbers["images_per_second"].items()]
-    lines += [f"  {name:<44}{ratio:>10.2f}" for name, ratio in numbers["ratios"].items()]
+    for row in numbers["rows"]:
+        head = f"{row['model']}, {row['clients']} clients: {row['what']}"
+        minutes = f"{row['rounds_per_minute']:12.1f}" if "rounds_per_minute" in row else " " * 12
+        outside = f"{100 * row['outside_training']:8.1f}%" if "outside_training" in row else " " * 9
+        rate = f"{row['images_per_second']:10,}{row['of_bare_loop']:9.2f}"
+        lines.append(f"{head:<44}{rate}{minutes}{outside}{row['peak_gib']:7.2f}")
+    if numbers["workers"]:
+        lines.append("processes with one thread each; the engine's with its evaluation")
+        lines += [f"  {name:<42}{rate:10,}" for name, rate in numbers["workers"].items()]
     return "\n".join(lines)
