@@ -180,11 +180,15 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "methods/pfl_fb.py": [
         (
-            "return server | work.sgd(loss_of_head, head, part=self.part)",
+            "return server | work.sgd(loss, cut.start(server), part=self.part)",
             "return work.sgd(work.loss, server, part=self.part)",
             "the base tunes along: PFL-FT",
         ),
-        ("head, part=self.part)", "head)", "the gate's quarter of the images is trained on"),
+        (
+            "cut.start(server), part=self.part)",
+            "cut.start(server))",
+            "the gate's quarter of the images is trained on",
+        ),
     ],
     "methods/fedper.py": [
         (
@@ -662,7 +666,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "general = work.fixed(logits(server)) if True",
             "one expert without dropout",
         ),
-        ("own = work.fixed(own) if in_use else own", "own = work.fixed(own)", "no dropout in sequence"),
+        (
+            'own = work.fixed(own) if in_use and self.schedule == "sequential" else own',
+            'own = work.fixed(own) if self.schedule == "sequential" else own',
+            "no dropout in sequence",
+        ),
         ("network if in_use else work.training(batch)", "network", "dropout never reaches the gate"),
         (
             'if self.gate != "learned" or not run.ft_epochs or not few',

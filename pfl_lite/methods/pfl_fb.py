@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from pfl_lite.methods.base import Batch, Work, check_choice
+from pfl_lite.methods.base import Work, check_choice
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.split import Cut
 from pfl_lite.models import Network, Params
@@ -46,13 +44,8 @@ class PFLFB(FedAvg):
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
         cut = self.cut(work.network)
-        read = cut.reader(work, server)
-
-        def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(cut.above(work.training(batch), server | head, read(batch)))
-
-        head = {name: tensor for name, tensor in server.items() if name in cut.head}
-        return server | work.sgd(loss_of_head, head, part=self.part)
+        loss = cut.loss(work, server, cut.reader(work, server))
+        return server | work.sgd(loss, cut.start(server), part=self.part)
 
     def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
         return self.own_update(server, client, work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -136,8 +136,7 @@ class PFLMoE(FedAvg):
         general = work.fixed(logits(server)) if in_use else logits(server)
         gate_input = work.fixed(lambda batch: self.gate_reads(cut, server, batch.x, read(batch)))
 
-        def loss_of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(cut.above(work.training(batch), server | head, read(batch)))
+        loss_of_head = cut.loss(work, server, read)
 
         def tune(expert: Carry, batch: Batch) -> Carry:
             head, velocity = expert
@@ -150,21 +149,21 @@ class PFLMoE(FedAvg):
 
             return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 
-        head = {name: tensor for name, tensor in server.items() if name in cut.head}
+        head = cut.start(server)
         expert: Carry = (head, work.still(head))
         optimizer = GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
         gate = optimizer.start(self.gate_start(client, work))
         epochs, gate_epochs = work.passes(part="per"), work.passes("gate", part="gate")
+        turns: Iterable[tuple[Iterable[Batch], Iterable[Batch]]]
+        turns = [(chain.from_iterable(epochs), chain.from_iterable(gate_epochs))]  # one of all epochs
         if self.gate == "learned" and self.schedule == "interleaved":
-            for epoch, gate_epoch in zip(epochs, gate_epochs, strict=True):
-                expert = work.fold(tune, expert, epoch)
-                gate = work.fold(learn(logits(server | expert[0])), gate, gate_epoch)
-        else:
-            expert = work.fold(tune, expert, chain.from_iterable(epochs))
+            turns = zip(epochs, gate_epochs, strict=True)  # one an epoch
+        for turn, gate_turn in turns:
+            expert = work.fold(tune, expert, turn)
             if self.gate == "learned":
                 own = logits(server | expert[0])
-                own = work.fixed(own) if in_use else own
-                gate = work.fold(learn(own), gate, chain.from_iterable(gate_epochs))
+                own = work.fixed(own) if in_use and self.schedule == "sequential" else own
+                gate = work.fold(learn(own), gate, gate_turn)
         return pack("global", server) | pack("expert", server | expert[0]) | gate[0]
 
     def gate_start(self, client: Params, work: Work) -> Params:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Batch, Method, Work, stack
+from pfl_lite.methods.base import Batch, Loss, Method, Work, stack
 from pfl_lite.models import Network, Params
 
 
@@ -55,6 +55,18 @@ class Cut:
     def reader(self, work: Work, params: Params) -> Callable[[Batch], Tensor]:
         """`below` of a training mini-batch, under parameters whose base does not change."""
         return work.fixed(lambda batch: self.below(params, batch.x)) if self.dense else lambda batch: batch.x
+
+    def loss(self, work: Work, params: Params, read: Callable[[Batch], Tensor]) -> Loss:
+        """Mean cross-entropy of a head above the base of `params`, on what `read` gives of a training mini-batch."""
+
+        def of_head(head: Params, batch: Batch) -> Tensor:
+            return batch.cross_entropy(self.above(work.training(batch), params | head, read(batch)))
+
+        return of_head
+
+    def start(self, params: Params) -> Params:
+        """The head's parameters."""
+        return {name: tensor for name, tensor in params.items() if name in self.head}
 
 
 @dataclass(frozen=True)
