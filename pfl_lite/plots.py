@@ -1,5 +1,5 @@
-"""Figures in one style: who holds what, accuracy per round, accuracy per client; a method has one colour
-everywhere.
+"""Figures in one style: who holds what, accuracy per round and per client, routes through a pool of blocks, a gate on one
+image; a method has one colour everywhere.
 
 Every function returns a closed `Figure`: a notebook shows it once when it is a cell's last expression, and
 `figure.savefig(...)` works as ever.
@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from io import BytesIO
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from pfl_lite.errors import InputError
+from pfl_lite.models.modular import decisions, in_use
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +91,12 @@ METHOD_LABELS: dict[str, str] = {
     "pfl_mfe": "PFL-MFE",
 }
 _MARKERS = "osD^vPX<>"
+EXPERT_COLOURS: dict[str, str] = {
+    "global expert": "#0072B2",
+    "personal expert": "#E69F00",
+    "mixture": "#1F2933",
+}
+_GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
@@ -125,6 +134,11 @@ def colour(method: str) -> str:
     else.
     """
     return METHOD_COLOURS.get(_method_of(method), "#000000")
+
+
+def group_colour(group: int) -> str:
+    """The colour of a group of clients; after six groups the colours come again."""
+    return _GROUP_COLOURS[group % len(_GROUP_COLOURS)]
 
 
 def label(method: str) -> str:
@@ -273,6 +287,124 @@ def plot_clients(
             axes.set_title(title)
     plt.close(figure)
     return figure
+
+
+def plot_routes(
+    blocks: Sequence[int],
+    bits: ArrayLike,
+    *,
+    groups: Sequence[int] | None = None,
+    titles: Sequence[str] | None = None,
+) -> Figure:
+    """Draw the network that every client assembles from one pool of blocks (FedMN), coloured by its group.
+
+    `blocks` are those of each layer, encoders first; `bits` are the decisions [clients, decisions], 0 or 1, in the order of
+    `pfl_lite.models.modular`. A wire is coloured if its bit is on and both its ends are in use. One or two clients are drawn
+    large, with layer and number in every block, and more of them small, above a key. Raises InputError for other shapes.
+    """
+    on = torch.as_tensor(np.asarray(bits, dtype=float))
+    if on.ndim != 2 or not len(on) or on.shape[1] != decisions(blocks):
+        raise InputError(
+            f"bits must be [clients, {decisions(blocks)} decisions] for blocks {'x'.join(map(str, blocks))}, "
+            f"not {list(on.shape)}"
+        )
+    titles = titles if titles is not None else [f"client {i}" for i in range(len(on))]
+    groups = groups if groups is not None else [0] * len(on)
+    if not len(titles) == len(groups) == len(on):
+        raise InputError(f"{len(titles)} titles and {len(groups)} groups do not fit {len(on)} clients")
+    large, columns = len(on) <= 2, min(len(on), 4)
+    rows, (wide, high) = -(-len(on) // columns), (4.1, 2.9) if large else (2.05, 1.75)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(rows, columns, figsize=(wide * columns, high * rows), squeeze=False)
+        for place in axes.flat:
+            place.axis("off")
+        for place, own, group, title in zip(axes.flat, on, groups, titles, strict=False):
+            _wiring(place, blocks, own, group_colour(group), large)
+            place.set_title(title, **({} if large else {"fontsize": 10}))
+        if not large:
+            dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 9}
+            key = [
+                Line2D([], [], color="#4D4D4D", lw=1.8, label="wire in use"),
+                Line2D([], [], color="#D5D5D5", lw=1, label="off"),
+                Line2D([], [], mfc="#4D4D4D", mec="#4D4D4D", label="block in use", **dot),
+                Line2D([], [], mfc="white", mec="#4D4D4D", label="not sent", **dot),
+                Line2D([], [], mfc="white", mec="#4D4D4D", label="prediction", **dot | {"marker": "s"}),
+            ]
+            figure.legend(handles=key, loc="outside lower center", ncols=5 if columns > 3 else 3)
+    plt.close(figure)
+    return figure
+
+
+def plot_gate(
+    classes: Sequence[str],
+    pixels: ArrayLike,
+    true_class: int,
+    probabilities: ArrayLike,
+    *,
+    g: float,
+    learned: float,
+) -> Figure:
+    """Draw two experts and their mixture on one image (PFL-MoE): the image, where g stands, and three bars a class.
+
+    `pixels` [side, side] go from 0 to 1; the name of the `true_class` is bold; `probabilities` [3, classes] are the global
+    expert's, the personal one's and the mixture's; `g` is the weight of the global expert, and `learned` the one that the
+    client's gate gives. Raises InputError for other shapes.
+    """
+    shares = np.asarray(probabilities, dtype=float)
+    if shares.shape != (3, len(classes)):
+        raise InputError(f"probabilities must be [3, {len(classes)}], not {list(shares.shape)}")
+    if not 0 <= true_class < len(classes):
+        raise InputError(f"the true class must be 0 to {len(classes) - 1}, not {true_class}")
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplot_mosaic(
+            [["image", "bars"], ["g", "bars"]],
+            figsize=(7.6, float(np.clip(0.38 * len(classes) + 1, 3.4, 12))),
+            width_ratios=[1, 2],
+            height_ratios=[5, 1],
+        )
+        axes["image"].imshow(pixels, cmap="gray_r", vmin=0, vmax=1)
+        axes["image"].set_title(f"class {classes[true_class]}")
+        axes["image"].axis("off")
+        axes["g"].axvline(learned, color="#4D4D4D", linestyle=":", clip_on=False, label="the gate's g")
+        axes["g"].plot(g, 0, "o", color=EXPERT_COLOURS["mixture"], markersize=9, clip_on=False, label="g")
+        axes["g"].set(xlim=(0, 1), ylim=(-1, 1), yticks=[], xticks=[0, 0.5, 1])
+        axes["g"].set_xlabel("g, weight of\nthe global expert")
+        axes["g"].spines["left"].set_visible(False)
+        axes["g"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+        place = np.arange(len(classes))
+        for shift, (name, shade), row in zip((-0.26, 0, 0.26), EXPERT_COLOURS.items(), shares, strict=True):
+            axes["bars"].barh(place + shift, row, height=0.24, color=shade, label=name)
+        names = axes["bars"].set_yticks(place, classes)
+        names[true_class].label1.set_fontweight("bold")
+        axes["bars"].set(xlim=(0, 1), xlabel="probability", ylabel="class", ylim=(len(classes) - 0.5, -0.5))
+        axes["bars"].grid(axis="y", visible=False)
+        axes["bars"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    plt.close(figure)
+    return figure
+
+
+def _wiring(axes: Axes, blocks: Sequence[int], on: torch.Tensor, shade: str, large: bool) -> None:
+    """One client's wires and blocks: layers from left to right, the prediction at the right."""
+    layers = [[(x, n / 2 - y) for y in range(n)] for x, n in enumerate(blocks)]
+    goal = len(blocks), 0.5
+    sent = [1.0] * blocks[0] + in_use(on, blocks).tolist()
+    used = dict(zip([spot for layer in layers for spot in layer], sent, strict=True)) | {goal: 1.0}
+    wires = [(a, b) for one, two in pairwise([*layers, [goal]]) for b in two for a in one]
+    for (a, b), bit in zip(wires, on.tolist(), strict=True):  # in the order of the decisions
+        live = bool(bit and used[a] and used[b])
+        tint, thick = (shade, 2.6 if large else 1.8) if live else ("#D5D5D5", 1)
+        axes.plot(*zip(a, b, strict=True), zorder=1 + live, color=tint, lw=thick)
+    for x, layer in enumerate(layers):
+        for y, spot in enumerate(layer):
+            face, ink = (shade, "white") if used[spot] else ("white", "#4D4D4D")
+            axes.plot(*spot, "o", ms=21 if large else 9, mfc=face, mec="#4D4D4D", zorder=3)
+            if large:
+                axes.text(*spot, f"{x + 1},{y + 1}", ha="center", va="center", color=ink, zorder=4, size=9)
+    axes.plot(*goal, "s", ms=15 if large else 8, mfc="white", mec="#4D4D4D", zorder=3)
+    if large:
+        axes.text(*goal, r"$\hat y$", ha="center", va="center", zorder=4)
+    reach = max(blocks) / 2 + 0.1
+    axes.set(xlim=(-0.5, len(blocks) + 0.4), ylim=(0.5 - reach, 0.5 + reach))
 
 
 def _method_of(name: str) -> str:

@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import matplotlib
 
@@ -15,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -206,11 +208,99 @@ def test_a_client_without_a_value_is_left_out() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0"]
 
 
+# Two clients in a pool of 1, 3 and 2 blocks.
+WIRES = [[1, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1], [1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1]]
+
+
+def network(axes: Axes) -> tuple[set[tuple[Any, ...]], set[tuple[Any, ...]]]:
+    """Coloured wires (from, to) and filled blocks of a drawn network, by layer and place, from 1; None: the prediction."""
+    pale, layers = to_rgb("#D5D5D5"), {0: 1, 1: 3, 2: 2}
+    live, filled = set(), set()
+
+    def name(x: float, y: float) -> Any:
+        return (int(x) + 1, int(layers[int(x)] / 2 - y) + 1) if x < 3 else None
+
+    for line in axes.lines:
+        x, y = line.get_data()
+        if len(x) == 2 and to_rgb(line.get_color()) != pale:
+            live.add((name(x[0], y[0]), name(x[1], y[1])))
+        if len(x) == 1 and x[0] < 3 and line.get_markerfacecolor() != "white":
+            filled.add(name(x[0], y[0]))
+    return live, filled
+
+
+def test_routes_colour_what_is_in_use() -> None:
+    figure = plots.plot_routes((1, 3, 2), WIRES, groups=[0, 1])
+    drawn(figure)
+    one, two = figure.axes
+    assert network(one) == (
+        {
+            ((1, 1), (2, 1)),
+            ((1, 1), (2, 2)),
+            ((2, 1), (3, 1)),
+            ((2, 2), (3, 2)),
+            ((3, 1), None),
+            ((3, 2), None),
+        },
+        {(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)},
+    )
+    # The wire from 2,1 leads to 3,1, whose output is off; that from 2,3 comes from a block that reads nothing.
+    assert network(two) == ({((1, 1), (2, 1))}, {(1, 1), (2, 1)})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["client 0", "client 1"]
+    assert [text.get_text() for text in one.texts] == ["1,1", "2,1", "2,2", "2,3", "3,1", "3,2", r"$\hat y$"]
+    colours = [
+        {line.get_color() for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes
+    ]
+    assert colours == [{"#0072B2", "#D5D5D5"}, {"#D55E00", "#D5D5D5"}]
+
+
+def test_many_routes_stand_above_a_key() -> None:
+    figure = plots.plot_routes((1, 3, 2), WIRES * 5, titles=[f"number {i}" for i in range(10)])
+    drawn(figure)
+    assert [axes.get_title(loc="left") for axes in figure.axes[:10]] == [f"number {i}" for i in range(10)]
+    assert network(figure.axes[9]) == network(plots.plot_routes((1, 3, 2), WIRES).axes[1])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "wire in use", "off", "block in use", "not sent", "prediction",
+    ]  # fmt: skip
+    assert not any(axes.texts for axes in figure.axes), "no room for numbers"
+
+
+def test_a_gate_is_drawn_with_its_image_and_three_bars_a_class() -> None:
+    shares = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
+    figure = plots.plot_gate(["A", "B", "C"], np.eye(4), 2, shares, g=0.3, learned=0.8)
+    drawn(figure)
+    axes = {name: next(a for a in figure.axes if a.get_label() == name) for name in ("image", "g", "bars")}
+    assert np.array_equal(axes["image"].images[0].get_array(), np.eye(4))
+    assert axes["image"].get_title(loc="left") == "class C"
+    mark, dot = axes["g"].lines
+    assert mark.get_xdata()[0] == 0.8 and dot.get_xdata()[0] == 0.3
+    assert axes["g"].get_xlabel() == "g, weight of\nthe global expert"
+    for bars, row, (name, shade) in zip(
+        axes["bars"].containers, shares, plots.EXPERT_COLOURS.items(), strict=True
+    ):
+        assert [bar.get_width() for bar in bars] == row.tolist() and bars.get_label() == name
+        assert {to_rgb(bar.get_facecolor()[:3]) for bar in bars} == {to_rgb(shade)}
+    assert axes["bars"].get_xlabel() == "probability" and axes["bars"].get_ylabel() == "class"
+    ticks = axes["bars"].get_yticklabels()
+    assert [tick.get_text() for tick in ticks] == ["A", "B", "C"]
+    assert [tick.get_fontweight() for tick in ticks] == ["normal", "normal", "bold"]
+
+
+def test_colours_of_experts_and_groups_are_far_apart_for_every_eye() -> None:
+    for shades in (list(plots.EXPERT_COLOURS.values()), plots._GROUP_COLOURS[:4]):
+        rgb = np.array([to_rgb(value) for value in shades])
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        for blindness in (np.eye(3), np.array(PROTANOPIA), np.array(DEUTERANOPIA)):
+            assert nearest(lab(linear @ blindness.T)) > 12
+
+
 def test_figures_are_closed() -> None:
     before = plt.get_fignums()
     plots.plot_partition(COUNTS)
     plots.plot_curves(runs(), quantity="tuned")
     plots.plot_clients(runs(), quantity="tuned")
+    plots.plot_routes((1, 3, 2), WIRES)
+    plots.plot_gate("AB", np.eye(2), 0, np.full((3, 2), 0.5), g=0.5, learned=0.5)
     assert plt.get_fignums() == before
 
 
@@ -232,6 +322,14 @@ def test_what_cannot_be_drawn() -> None:
         plots.plot_clients(pd.DataFrame({"client": [0], "value": [1.0]}))
     with pytest.raises(InputError, match="sort_by"):
         plots.plot_clients(runs(), quantity="tuned", sort_by="fedavg")
+    with pytest.raises(InputError, match=r"\[clients, 11 decisions\] for blocks 1x3x2, not \[2, 4\]"):
+        plots.plot_routes((1, 3, 2), np.zeros((2, 4)))
+    with pytest.raises(InputError, match="1 titles and 2 groups do not fit 2 clients"):
+        plots.plot_routes((1, 3, 2), WIRES, titles=["alone"])
+    with pytest.raises(InputError, match=r"probabilities must be \[3, 2\], not \[2, 2\]"):
+        plots.plot_gate("AB", np.eye(2), 0, np.eye(2), g=0.5, learned=0.5)
+    with pytest.raises(InputError, match="true class must be 0 to 1, not 2"):
+        plots.plot_gate("AB", np.eye(2), 2, np.full((3, 2), 0.5), g=0.5, learned=0.5)
     with pytest.raises(InputError, match="no rows"):
         plots.plot_clients(pd.DataFrame({"method": ["local"], "client": [0], "value": [np.nan]}))
 
