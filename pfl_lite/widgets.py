@@ -1,30 +1,38 @@
-"""Sliders over a partition: live in JupyterLab, and a twin that computes in the page, without a kernel.
+"""Explorers with sliders: live in JupyterLab, and twins that compute in the page, without a kernel.
 
-The live explorer asks `pfl_lite.data.partition`. The twin is the file `static/partition_explorer.js`, whose
-numbers the tests hold against NumPy's; it stands in the chapter *Clients are not alike*.
+A live explorer asks the package. Its twin is a script under `static/`, whose numbers and words the tests hold against
+the live one's. They stand in the chapters *Clients are not alike* (partitions), *Assembling a network per client*
+(routes) and *A gate between two experts* (gates).
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import math
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from html import escape, unescape
 from importlib import resources
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 import numpy as np
+import torch
+from scipy.special import softmax
 
 from pfl_lite.data.images import Images, load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
 from pfl_lite.errors import InputError
-from pfl_lite.plots import plot_partition
+from pfl_lite.models.modular import decisions, in_use, safety_path
+from pfl_lite.plots import EXPERT_COLOURS, group_colour, plot_gate, plot_partition, plot_routes
+from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
 _SPECS = {
@@ -55,7 +63,7 @@ def partition_explorer(data: str | Images = "digits") -> ipywidgets.VBox:
     a picture.
     """
     images = load(data) if isinstance(data, str) else data
-    wide = {"style": {"description_width": "9em"}, "layout": ipywidgets.Layout(width="24em")}
+    wide = _wide(9)
     # A picture takes a moment, so it is drawn when the slider is let go.
     slide = wide | {"continuous_update": False}
     controls: dict[str, Any] = {
@@ -67,30 +75,22 @@ def partition_explorer(data: str | Images = "digits") -> ipywidgets.VBox:
         "clients": ipywidgets.IntSlider(10, min=2, max=50, description="clients", **slide),
         "seed": ipywidgets.IntSlider(0, min=0, max=99, description="seed", **slide),
     }
-    words = ipywidgets.HTML()
-    picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
 
-    def refresh(_: object = None) -> None:
-        chosen = {name: control.value for name, control in controls.items()}
-        spec = _SPECS[chosen.pop("kind")].format(**chosen)
-        controls["alpha"].disabled = "alpha" not in _SPECS[controls["kind"].value]
-        controls["k"].disabled = "{k}" not in _SPECS[controls["kind"].value]
+    def show(kind: str, **chosen: Any) -> str:
+        spec = _SPECS[kind].format(**chosen)
+        controls["alpha"].disabled = "alpha" not in _SPECS[kind]
+        controls["k"].disabled = "{k}" not in _SPECS[kind]
         try:
             counts = _counts(images, spec, chosen["clients"], chosen["seed"])
         except InputError as error:
-            words.value, picture.value = f"<p>{escape(str(error))}</p>", b""
-            return
-        found = heterogeneity(counts)
-        parts = [f"{name.replace('_', ' ')} <b>{value:.2f}</b>" for name, value in found.items()]
-        words.value = f"<p><code>{spec}</code>: {', '.join(parts)}</p>"
-        drawn = io.BytesIO()
-        plot_partition(counts, classes=images.card.classes).savefig(drawn, format="png")
-        picture.value = drawn.getvalue()
+            return f"<p>{escape(str(error))}</p>"
+        parts = [
+            f"{name.replace('_', ' ')} <b>{value:.2f}</b>" for name, value in heterogeneity(counts).items()
+        ]
+        words = f"<code>{spec}</code>: {', '.join(parts)}"
+        return _shown(words, plot_partition(counts, classes=images.card.classes))
 
-    for control in controls.values():
-        control.observe(refresh, names="value")
-    refresh()
-    return ipywidgets.VBox([*controls.values(), words, picture])
+    return _live(controls, show)
 
 
 def partition_explorer_page() -> str:
@@ -99,6 +99,39 @@ def partition_explorer_page() -> str:
     return _page(
         "partition", f'<div class="pfl-explorer" role="group" aria-label="Partition explorer">{without}</div>'
     )
+
+
+def routing_explorer(
+    blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, groups: Sequence[int]
+) -> ipywidgets.VBox:
+    """Which blocks every client assembles, round by round (FedMN): a slider over the rounds, and a way to set the bits.
+
+    Takes what `routing_explorer_page` takes, and raises the same errors. Only the random draws differ: each
+    explorer has its own random numbers.
+    """
+    record = _routing_record(blocks, rounds, logits, groups)
+    last, slide = len(record["rounds"]) - 1, _wide(9) | {"continuous_update": False}
+    moments = [(str(number), at) for at, number in enumerate(record["rounds"])]
+    rules = [("pi above one half", False), ("a random draw", True)]
+    controls: dict[str, Any] = {
+        "at": ipywidgets.SelectionSlider(options=moments, value=last, description="round", **slide),
+        "random": ipywidgets.Dropdown(options=rules, description="decisions", **_wide(9)),
+        "draw": ipywidgets.IntSlider(0, min=0, max=99, description="draw", **slide),
+    }
+
+    def show(at: int, random: bool, draw: int) -> str:
+        controls["draw"].disabled = not random
+        bits, values = _routes(record, at, draw if random else None)
+        parts = [
+            f"{name} <b>{value}</b> {remark}"
+            for (name, remark), value in zip(record["measures"], values, strict=True)
+        ]
+        order = np.argsort(record["groups"], kind="stable")
+        titles = [f"client {i}, group {record['groups'][i]}" for i in order]
+        figure = plot_routes(blocks, bits[order], groups=[record["groups"][i] for i in order], titles=titles)
+        return _shown(f"round {record['rounds'][at]}: {', '.join(parts)}", figure)
+
+    return _live(controls, show)
 
 
 def routing_explorer_page(
@@ -113,20 +146,44 @@ def routing_explorer_page(
         groups: the true group of every client, by which they are sorted.
 
     Raises:
-        InputError: the shapes do not fit each other.
+        InputError: the shapes do not fit each other, or a logit is not a number.
     """
-    chance = 100 / (1 + np.exp(-np.asarray(logits, dtype=float)))  # percent
-    decisions = sum(a * b for a, b in pairwise(blocks)) + blocks[-1]
-    wanted = (len(rounds), len(groups), decisions)
-    if chance.shape != wanted:
-        raise InputError(f"logits must be [rounds, clients, decisions] = {wanted}, not {chance.shape}")
-    record = {
-        "blocks": list(blocks),
-        "groups": [int(group) for group in groups],
-        "rounds": [int(number) for number in rounds],
-        "chance": chance.round(1).tolist(),
-    }
-    return _page("routing", _recorded("routing", "Routing explorer", record))
+    return _page(
+        "routing", _recorded("routing", "Routing explorer", _routing_record(blocks, rounds, logits, groups))
+    )
+
+
+def gate_explorer(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> ipywidgets.VBox:
+    """Two experts and their gate on single images (PFL-MoE): choose an image, and slide the weight g of the global expert.
+
+    Takes what `gate_explorer_page` takes, and raises the same errors. An image starts at the g of its client's gate.
+    """
+    record = _gate_record(classes, images)
+    named = [(image["name"], at) for at, image in enumerate(record["images"])]
+    controls: dict[str, Any] = {
+        "at": ipywidgets.Dropdown(options=named, description="image", **_wide(14)),
+        "g": ipywidgets.FloatSlider(
+            record["images"][0]["g"], min=0, max=1, step=0.01, description="g, weight of the global expert",
+            continuous_update=False, **_wide(14),
+        ),
+    }  # fmt: skip
+
+    def show(at: int, g: float) -> str:
+        image, probabilities = record["images"][at], _mixed(record["images"][at], g)
+        says = [
+            f"{name} says <b>{escape(classes[best])}</b>, {'right' if best == image['label'] else 'wrong'}"
+            for name, best in zip(record["experts"], probabilities.argmax(1), strict=True)
+        ]
+        figure = plot_gate(
+            classes, images[at]["pixels"], image["label"], probabilities, g=g, learned=image["g"]
+        )
+        return _shown(f"{escape(image['about'])}.</p><p>{'; '.join(says)}", figure)
+
+    def start(change: Mapping[str, Any]) -> None:
+        controls["g"].value = record["images"][change["new"]]["g"]
+
+    controls["at"].observe(start, names="value")
+    return _live(controls, show)
 
 
 def gate_explorer_page(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> str:
@@ -136,22 +193,139 @@ def gate_explorer_page(classes: Sequence[str], images: Sequence[Mapping[str, Any
         classes: their names.
         images: for each one `client`, `label`, `share` (of its class in the client's training images), `g`, the logits
             `global` and `personal` [classes], and `pixels` [side, side] in 0 to 1.
+
+    Raises:
+        InputError: there is no image, or one lacks something or does not fit the classes.
     """
+    return _page("gate", _recorded("gate", "Gate explorer", _gate_record(classes, images)))
+
+
+def _routing_record(
+    blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, groups: Sequence[int]
+) -> dict[str, Any]:
+    """What both routing explorers show: numbers in few digits, and the words around what is measured."""
+    values = np.asarray(logits, dtype=float)
+    wanted = (len(rounds), len(groups), decisions(blocks))
+    if 0 in wanted:
+        raise InputError("a routing explorer needs at least one round and one client")
+    if values.shape != wanted:
+        raise InputError(f"logits must be [rounds, clients, decisions] = {wanted}, not {values.shape}")
+    if not np.isfinite(values).all():
+        raise InputError("logits must be finite numbers")
+    return {
+        "blocks": list(blocks),
+        "groups": [int(group) for group in groups],
+        "colours": [group_colour(int(group)) for group in groups],
+        "rounds": [int(number) for number in rounds],
+        # Three digits, whatever the size: a logit keeps its sign, and so its bit.
+        "logits": [[[float(f"{each:.3g}") for each in own] for own in moment] for moment in values],
+        "measures": [
+            ("blocks sent", f"a client, of {sum(blocks[1:])}"),
+            ("equal decisions", "two clients of one group"),
+            ("equal decisions", "two clients of different groups"),
+        ],
+    }
+
+
+def _routes(record: Mapping[str, Any], at: int, draw: int | None) -> tuple[np.ndarray, list[str]]:
+    """Bits [clients, decisions] at a recorded round, safety path included, and the values of the three measures.
+
+    A bit is on where pi is above one half, or drawn with probability pi if `draw` is a number.
+    """
+    blocks, groups = record["blocks"], np.asarray(record["groups"])
+    logits = torch.tensor(record["logits"][at], dtype=torch.float64)  # [N, E]
+    on = logits > 0
+    if draw is not None:
+        on = torch.from_numpy(generator(draw, "routing explorer").random(logits.shape)) < logits.sigmoid()
+    bits = torch.stack(
+        [safety_path(own, scores, blocks)[0] for own, scores in zip(on.double(), logits, strict=True)]
+    )
+    sent = sum(in_use(own, blocks).sum().item() for own in bits) / len(bits)
+    equal = (bits[:, None] == bits).double().mean(2).numpy()  # [N, N]
+    pairs, same = np.triu(np.ones(equal.shape, dtype=bool), 1), groups[:, None] == groups
+    shares = [equal[pairs & kind] for kind in (same, ~same)]
+    percent = [f"{_rounded(100 * share.mean()):.0f} %" if share.size else "-" for share in shares]
+    return bits.numpy(), [f"{_rounded(sent, 1):.1f}", *percent]
+
+
+def _gate_record(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What both gate explorers show: numbers in few digits, and the words about every image."""
+    if not images:
+        raise InputError("a gate explorer needs at least one image")
     entries = []
-    for image in images:
+    for number, image in enumerate(images):
+        needed = ("client", "label", "share", "g", "global", "personal", "pixels")
+        if missing := [name for name in needed if name not in image]:
+            raise InputError(f"image {number} lacks {', '.join(missing)}")
         pixels = np.asarray(image["pixels"], dtype=float)  # [side, side]
-        digits = "".join(f"{level:x}" for level in np.rint(15 * pixels.clip(0, 1)).astype(int).ravel())
-        experts = {
-            name: np.asarray(image[name], dtype=float).round(3).tolist() for name in ("global", "personal")
-        }
-        entry = {
-            "client": int(image["client"]),
-            "label": int(image["label"]),
-            "pixels": digits,
-            "side": len(pixels),
-        }
-        entries.append(entry | {name: round(float(image[name]), 3) for name in ("share", "g")} | experts)
-    return _page("gate", _recorded("gate", "Gate explorer", {"classes": list(classes), "images": entries}))
+        experts = {name: np.asarray(image[name], dtype=float) for name in ("global", "personal")}
+        if any(logits.shape != (len(classes),) for logits in experts.values()):
+            raise InputError(f"image {number} needs {len(classes)} logits of each expert, one a class")
+        if not 0 <= image["label"] < len(classes):
+            raise InputError(
+                f"the label of image {number} must be 0 to {len(classes) - 1}, not {image['label']}"
+            )
+        if pixels.ndim != 2 or len(set(pixels.shape)) > 1:
+            raise InputError(f"the pixels of image {number} must be [side, side], not {list(pixels.shape)}")
+        if not 0 <= image["g"] <= 1:
+            raise InputError(f"g of image {number} must be 0 to 1, not {image['g']}")
+        g, name = round(float(image["g"]), 2), classes[image["label"]]
+        entries.append(
+            {
+                "name": f"{number + 1}: client {image['client']}, class {name}",
+                "about": f"client {image['client']}: {_rounded(100 * image['share']):.0f} % of its training images "
+                f"are {name}; its gate gives this image g = {g:.2f}",
+                "label": int(image["label"]),
+                "g": g,
+                **{expert: logits.round(3).tolist() for expert, logits in experts.items()},
+                "side": len(pixels),
+                "pixels": "".join(f"{level:x}" for level in np.rint(15 * pixels.clip(0, 1)).astype(int).flat),
+            }
+        )
+    return {"classes": list(classes), "experts": list(EXPERT_COLOURS), "images": entries}
+
+
+def _mixed(image: Mapping[str, Any], g: float) -> np.ndarray:
+    """Probabilities of the classes: of the global expert, of the personal one, and of the mixed logits [3, classes]."""
+    general, personal = np.array(image["global"]), np.array(image["personal"])
+    return np.asarray(softmax([general, personal, g * general + (1 - g) * personal], axis=1))
+
+
+def _rounded(value: float, digits: int = 0) -> float:
+    """Rounded as the pages' JavaScript does it: a half goes up."""
+    return math.floor(value * 10**digits + 0.5) / 10**digits
+
+
+def _wide(words: int) -> dict[str, Any]:
+    """The layout of a control whose description has room for so many em."""
+    return {
+        "style": {"description_width": f"{words}em"},
+        "layout": ipywidgets.Layout(width=f"{words + 15}em"),
+    }
+
+
+def _live(controls: Mapping[str, Any], show: Callable[..., str]) -> ipywidgets.VBox:
+    """The controls over what `show` makes of their values: a piece of HTML."""
+    output = ipywidgets.HTML()
+
+    def refresh(_: object = None) -> None:
+        output.value = show(**{name: control.value for name, control in controls.items()})
+
+    for control in controls.values():
+        control.observe(refresh, names="value")
+    refresh()
+    return ipywidgets.VBox([*controls.values(), output])
+
+
+def _shown(words: str, figure: Figure) -> str:
+    """Words over a picture that has them as its alternative text."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    plain = unescape(re.sub("<[^>]*>", "", words.replace("</p>", " ")))
+    return (
+        f'<p>{words}</p><img alt="{escape(plain)}" style="max-width: 100%" '
+        f'src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}">'
+    )
 
 
 def _recorded(kind: str, title: str, record: Mapping[str, Any]) -> str:

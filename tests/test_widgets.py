@@ -1,22 +1,28 @@
-"""The partition explorers: the page's JavaScript against NumPy and pfl_lite, the live one by its sliders."""
+"""The explorers: the pages' JavaScript against NumPy and pfl_lite, the live ones by their controls and against the pages."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 import subprocess
+from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import pfl_lite
 from pfl_lite import widgets
 from pfl_lite.data.partition import apportion, heterogeneity
 from pfl_lite.errors import InputError
+from pfl_lite.models.modular import in_use
+from pfl_lite.plots import EXPERT_COLOURS
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
 NODE = shutil.which("node")
@@ -145,24 +151,34 @@ def test_the_page_brings_everything_along() -> None:
     assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) < 200
 
 
+def told(box: Any) -> tuple[str, bytes]:
+    """The words of a live explorer, without their tags, and its picture."""
+    html = box.children[-1].value
+    alt, png = re.search(r'<img alt="([^"]*)" .*src="data:image/png;base64,([^"]*)">', html).groups()  # type: ignore[union-attr]
+    words = unescape(re.sub("<[^>]*>", "", html.partition("<img")[0].replace("</p><p>", " ")))
+    assert unescape(alt) == words, "the picture's alternative text says the same"
+    picture = base64.b64decode(png)
+    assert picture.startswith(b"\x89PNG")
+    return words, picture
+
+
 def test_the_live_explorer_follows_its_controls() -> None:
     box = widgets.partition_explorer()
     controls = {child.description: child for child in box.children[:5]}
-    words, picture = box.children[5:]
-    assert bytes(picture.value).startswith(b"\x89PNG") and "dirichlet:0.4" in words.value
+    words, picture = told(box)
+    assert "dirichlet:0.4" in words
     assert controls["classes, k"].disabled and not controls["alpha"].disabled
 
-    before = picture.value, words.value
     controls["partitioner"].value = "classes"
-    assert "classes:2" in words.value and "effective classes <b>2.00</b>" in words.value
-    assert (picture.value, words.value) != before
+    assert "classes:2" in told(box)[0] and "effective classes 2.00" in told(box)[0]
+    assert told(box)[1] != picture
     assert controls["alpha"].disabled and not controls["classes, k"].disabled
 
     controls["partitioner"].value = "pairs"
     controls["clients"].value = 7
-    assert "as many clients as classes" in words.value and picture.value == b""
+    assert "as many clients as classes" in box.children[-1].value and "<img" not in box.children[-1].value
     controls["partitioner"].value = "iid"
-    assert "label distance <b>0.0" in words.value and bytes(picture.value).startswith(b"\x89PNG")
+    assert "label distance 0.0" in told(box)[0]
 
 
 def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,19 +195,19 @@ GATE = SCRIPT.with_name("gate_explorer.js")
 @needs_node
 def test_routes_of_the_page_by_hand() -> None:
     # 1 encoder, 2 hidden blocks, 2 output blocks: links 1-a, 1-b, then (c from a, c from b, d from a, d from b), outputs c, d.
-    def routes(bits: list[int], chance: list[float]) -> Any:
-        return javascript("e.routes([1, 2, 2], v.bits, v.chance)", script=ROUTING, bits=bits, chance=chance)
+    def routes(bits: list[int], logits: list[float]) -> Any:
+        return javascript("e.routes([1, 2, 2], v.bits, v.logits)", script=ROUTING, bits=bits, logits=logits)
 
-    chance = [0.4, 0.3, 0.2, 0.1, 0.6, 0.3, 0.2, 0.1]
-    used = routes([1, 0, 1, 1, 0, 0, 1, 1], chance)
+    logits = [-0.4, -0.9, -1.4, -2.2, 0.4, -0.9, -1.4, -2.2]
+    used = routes([1, 0, 1, 1, 0, 0, 1, 1], logits)
     assert used["active"] == [[True], [True, False], [True, False]], "b has no link, so d is never reached"
     assert used["safety"] == 0
-    dead = routes([0] * 8, chance)
+    dead = routes([0] * 8, logits)
     assert dead["bits"] == [1, 0, 0, 0, 1, 0, 0, 1], (
         "the best link in, the best link out of a, the output that is reached"
     )
     assert dead["safety"] == 3
-    unread = routes([1, 1, 1, 0, 0, 1, 1, 0], chance)
+    unread = routes([1, 1, 1, 0, 0, 1, 1, 0], logits)
     assert unread["active"][2] == [True, False], "an output block without its output bit is not sent"
 
 
@@ -210,7 +226,15 @@ def test_agreement_of_routes_in_the_page_is_numpys() -> None:
 
 @needs_node
 def test_the_page_draws_bits_with_their_probabilities() -> None:
-    record = {"blocks": [1, 1], "groups": [0], "rounds": [0], "chance": [[[100, 30]]]}
+    logits = [[[50, np.log(0.3 / 0.7)]]]
+    record = {
+        "blocks": [1, 1],
+        "groups": [0],
+        "colours": ["red"],
+        "rounds": [0],
+        "logits": logits,
+        "measures": [],
+    }
     drawn = javascript(
         "Array.from({length: 4000}, (_, draw) => e.view(v.record, {at: 0, kind: 'draw', draw, width: 300}).found[0].safety)",
         script=ROUTING, record=record,
@@ -233,7 +257,7 @@ def test_explorers_show_what_was_recorded() -> None:
     logits = np.random.default_rng(2).normal(size=(3, 4, 8))
     page = widgets.routing_explorer_page([1, 2, 2], [0, 1, 5], logits, [0, 0, 1, 1])
     record = recorded(page)
-    assert np.allclose(record["chance"], 100 / (1 + np.exp(-logits)), atol=0.06)
+    assert np.allclose(record["logits"], logits, rtol=0.005, atol=0)
     shown = javascript(
         "e.view(v.record, {at: 2, kind: 'threshold', draw: 0, width: 500})", script=ROUTING, record=record
     )
@@ -253,13 +277,183 @@ def test_explorers_show_what_was_recorded() -> None:
     }
     record = recorded(widgets.gate_explorer_page(["A", "</script>"], [image]))
     assert record["images"][0]["pixels"] == "f0000f0000f0000f"
-    shown = javascript("e.view(v.record, {at: 0, g: 0.4, width: 500})", script=GATE, record=record)
-    assert "25 % of its training images" in shown["about"]
+    assert "25 % of its training images are </script>" in record["images"][0]["about"]
 
 
-def test_logits_that_do_not_fit_the_blocks_are_refused() -> None:
+LOGITS = np.array([[[0.3, -0.2, 1.0, -0.1], [-0.4, -0.7, 2.0, 0.2], [0.1, 0.9, -0.6, -0.5]],
+                   [[0.3, 0.2, -1.0, 0.1], [0.4, -0.7, 2.0, 0.2], [0.1, -0.9, 0.6, 0.5]]])  # fmt: skip
+# One encoder and two output blocks: two wires, then two output bits.
+POOL: tuple[Any, ...] = (1, 2), [0, 7], LOGITS, [1, 0, 1]
+
+
+def controls_of(box: Any) -> dict[str, Any]:
+    return {child.description: child for child in box.children[:-1]}
+
+
+def test_the_live_routes_by_hand() -> None:
+    box = widgets.routing_explorer(*POOL)
+    # Round 7: 1101 has both wires but reads output 2 only; 1011 reads both outputs but has the wire to block 1 only, twice.
+    words, last = told(box)
+    assert words == (
+        "round 7: blocks sent 1.0 a client, of 2, equal decisions 50 % two clients of one group, "
+        "equal decisions 75 % two clients of different groups"
+    )
+    controls_of(box)["round"].value = 0
+    # Round 0: 1010; 0011 without a wire, so that the safety path makes it 1011; 1100 without an output, so 1101.
+    words, first = told(box)
+    assert "round 0: blocks sent 1.0" in words and "equal decisions 25 % two clients of one group" in words
+    assert first != last
+
+
+@needs_node
+def test_both_routing_explorers_say_the_same() -> None:
+    rng = np.random.default_rng(6)
+    for blocks, clients in (((2, 3, 2), 7), ((1, 1), 1), ((3, 1, 2, 2), 4)):
+        size = sum(a * b for a, b in pairwise([*blocks, 1]))
+        logits, groups = rng.normal(-0.5, 1, (3, clients, size)), rng.integers(0, 3, clients)
+        box = widgets.routing_explorer(blocks, [1, 2, 9], logits, groups)
+        record = recorded(widgets.routing_explorer_page(blocks, [1, 2, 9], logits, groups))
+        for at in (0, 2):
+            controls_of(box)["round"].index = at
+            settings = {"at": at, "kind": "threshold", "draw": 0, "width": 600}
+            page = javascript(
+                "e.view(v.record, v.settings)", script=ROUTING, record=record, settings=settings
+            )
+            assert told(box)[0] == page["sentence"]
+            bits, _ = widgets._routes(record, at, None)
+            assert bits.tolist() == [one["bits"] for one in page["found"]]
+            sent = [in_use(torch.from_numpy(own), blocks).tolist() for own in bits]
+            assert sent == [
+                [float(on) for layer in one["active"][1:] for on in layer] for one in page["found"]
+            ]
+
+
+def test_random_draws_of_the_live_routes_follow_their_control() -> None:
+    box = widgets.routing_explorer((1, 2), [3], np.zeros((1, 4, 4)), [0, 0, 1, 1])
+    controls = controls_of(box)
+    assert controls["draw"].disabled
+    controls["decisions"].label = "a random draw"
+    assert not controls["draw"].disabled
+    found = [told(box)]
+    for number in (1, 2):
+        controls["draw"].value = number
+        found.append(told(box))
+    assert len(set(found)) == 3
+    record = widgets._routing_record((1, 2), [0], [[[50, 50, np.log(0.3 / 0.7), 50]] * 400], [0] * 400)
+    assert np.mean([widgets._routes(record, 0, draw)[0][:, 2] for draw in range(4)]) == pytest.approx(
+        0.3, abs=0.04
+    )
+
+
+IMAGE = {
+    "client": 3, "label": 1, "share": 0.125, "g": 0.25, "pixels": np.eye(4),
+    "global": [0.0, 2.0, 0.0], "personal": [2.0, 0.0, 0.0],
+}  # fmt: skip
+OTHER = IMAGE | {"client": 5, "label": 2, "g": 0.8, "share": 0.0, "global": [0, 0, 5], "personal": [0, 0, 4]}
+
+
+def test_the_live_gate_by_hand() -> None:
+    box = widgets.gate_explorer(["A", "B", "<C>"], [IMAGE, OTHER])
+    image, g = box.children[:-1]
+    # The mixed logits are 2 (1 - g), 2 g and 0: A below one half, B above.
+    words, first = told(box)
+    assert g.value == 0.25 and words == (
+        "client 3: 13 % of its training images are B; its gate gives this image g = 0.25. "
+        "global expert says B, right; personal expert says A, wrong; mixture says A, wrong"
+    )
+    g.value = 0.51
+    words, second = told(box)
+    assert words.endswith("mixture says B, right") and first != second
+    mixed = np.exp([0.98, 1.02, 0])
+    record = widgets._gate_record(["A", "B", "<C>"], [IMAGE])
+    assert widgets._mixed(record["images"][0], 0.51)[2] == pytest.approx(mixed / mixed.sum())
+    image.label = "2: client 5, class <C>"
+    assert g.value == 0.8, "an image starts at what its gate says"
+    assert "client 5: 0 % of its training images are <C>" in told(box)[0] and told(box)[1] != second
+
+
+@needs_node
+def test_both_gate_explorers_say_the_same() -> None:
+    rng, classes = np.random.default_rng(3), ["A", "B", '"', "<D>"]
+    images = [
+        {
+            "client": i, "label": i % 4, "share": rng.random(), "g": rng.random(), "pixels": rng.random((5, 5)),
+            "global": rng.normal(size=4), "personal": rng.normal(size=4),
+        }
+        for i in range(3)
+    ]  # fmt: skip
+    box, record = (
+        widgets.gate_explorer(classes, images),
+        recorded(widgets.gate_explorer_page(classes, images)),
+    )
+    for at, image in enumerate(record["images"]):
+        box.children[0].index = at
+        assert box.children[0].label == image["name"] and box.children[1].value == image["g"]
+        for g in (image["g"], 1.0):
+            box.children[1].value = g
+            page = javascript(
+                "e.view(v.record, {at: v.at, g: v.g, width: 600})", script=GATE, record=record, at=at, g=g
+            )
+            assert told(box)[0] == f"{image['about']}. {page['sentence']}"
+            assert np.allclose(page["probabilities"], widgets._mixed(image, g))
+            assert "<D>" not in page["svg"] and page["svg"].count("<rect") == 3 * 4
+
+
+@pytest.mark.parametrize("name", ["routing", "gate"])
+def test_both_explorers_have_the_same_controls(name: str) -> None:
+    script = SCRIPT.with_name(f"{name}_explorer.js").read_text(encoding="utf-8")
+    box = (
+        widgets.routing_explorer(*POOL)
+        if name == "routing"
+        else widgets.gate_explorer(["A", "B", "C"], [IMAGE])
+    )
+    assert len(controls_of(box)) == len(re.findall(r"<label", script))
+    for description in controls_of(box):
+        assert f"<span>{description}" in script
+
+
+def test_colours_of_the_gate_are_those_of_its_picture() -> None:
+    style = (SCRIPT.parent / "explorer.css").read_text(encoding="utf-8")
+    general, personal, _ = (shade.lower() for shade in EXPERT_COLOURS.values())
+    assert f"--dot: {general}" in style and "rect.global { fill: var(--dot); }" in style
+    assert f"rect.personal {{ fill: {personal}; }}" in style
+
+
+ROUTING_EXPLORERS = [widgets.routing_explorer, widgets.routing_explorer_page]
+GATE_EXPLORERS = [widgets.gate_explorer, widgets.gate_explorer_page]
+
+
+@pytest.mark.parametrize("explorer", ROUTING_EXPLORERS)
+def test_logits_that_do_not_fit_the_blocks_are_refused(explorer: Any) -> None:
     with pytest.raises(InputError, match=r"\(2, 3, 8\), not \(2, 3, 7\)"):
-        widgets.routing_explorer_page([1, 2, 2], [0, 1], np.zeros((2, 3, 7)), [0, 0, 1])
+        explorer([1, 2, 2], [0, 1], np.zeros((2, 3, 7)), [0, 0, 1])
+    with pytest.raises(InputError, match="at least one round and one client"):
+        explorer([1, 2, 2], [], np.zeros((0, 3, 8)), [0, 0, 1])
+    with pytest.raises(InputError, match="finite"):
+        explorer([1, 2, 2], [0], np.full((1, 1, 8), np.nan), [0])
+
+
+@pytest.mark.parametrize("explorer", GATE_EXPLORERS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"global": [1, 2]}, "image 0 needs 3 logits of each expert"),
+        ({"label": 3}, "the label of image 0 must be 0 to 2, not 3"),
+        ({"pixels": np.zeros((2, 3))}, r"the pixels of image 0 must be \[side, side\], not \[2, 3\]"),
+        ({"g": 1.5}, "g of image 0 must be 0 to 1, not 1.5"),
+    ],
+)
+def test_images_that_cannot_be_explored_are_refused(explorer: Any, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        explorer(["A", "B", "C"], [IMAGE | change])
+
+
+@pytest.mark.parametrize("explorer", GATE_EXPLORERS)
+def test_images_that_lack_something_are_refused(explorer: Any) -> None:
+    with pytest.raises(InputError, match="at least one image"):
+        explorer(["A", "B", "C"], [])
+    with pytest.raises(InputError, match="image 0 lacks share, g"):
+        explorer(["A", "B", "C"], [{name: IMAGE[name] for name in IMAGE if name not in ("share", "g")}])
 
 
 def recorded(page: str) -> Any:

@@ -1,9 +1,10 @@
 // The routing explorer of *Assembling a network per client*: which blocks each client assembles, round by round.
-// The recorded probabilities are in the page; bits, activity and measures are computed here.
-// tests/test_widgets.py runs this very file and compares its routes with pfl_lite's.
+// The recorded logits are in the page; bits, activity and measures are computed here.
+// tests/test_widgets.py runs this very file and compares its routes and words with pfl_lite's.
 (() => {
   "use strict";
   const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const sigmoid = (logit) => 1 / (1 + Math.exp(-logit));
   const mean = (values) => (values.length ? sum(values) / values.length : NaN);
 
   // Uniform numbers in (0, 1): a counter through a 32-bit mixer, one stream a seed.
@@ -26,8 +27,8 @@
     return all;
   }
 
-  // From bits and probabilities to the routes that are used: activity by layer, and the safety path where one would be dead.
-  function routes(blocks, bits, chance) {
+  // From bits and logits to the routes that are used: activity by layer, and the safety path where one would be dead.
+  function routes(blocks, bits, logits) {
     const all = edges(blocks);
     const used = [...bits];
     const active = blocks.map((n, l) => new Array(n).fill(l === 0));
@@ -35,7 +36,7 @@
     for (let l = 1; l <= blocks.length; l++) {
       const open = all.map((edge, e) => ({ ...edge, e })).filter((edge) => edge.layer === l && active[l - 1][edge.from]);
       if (!open.some((edge) => used[edge.e])) {
-        const best = open.reduce((a, b) => (chance[b.e] > chance[a.e] ? b : a));
+        const best = open.reduce((a, b) => (logits[b.e] > logits[a.e] ? b : a));
         used[best.e] = 1;
         safety++;
       }
@@ -55,24 +56,18 @@
     return { same: mean(same), other: mean(other) };
   }
 
-  // From the record {blocks, groups, rounds, chance [rounds][clients][decisions] in percent} and the settings
+  // From the record {blocks, groups, colours, rounds, logits [rounds][clients][decisions], measures} and the settings
   // {at, kind, draw, width} to {found, measures, svg, sentence}.
   function view(record, { at, kind, draw, width }) {
-    const { blocks, groups, rounds, chance } = record;
+    const { blocks, groups, colours, rounds, logits, measures } = record;
     const uniform = generator(draw);
-    const found = chance[at].map((own) => {
-      const p = own.map((percent) => percent / 100);
-      return routes(blocks, p.map((each) => Number(kind === "draw" ? uniform() < each : each > 0.5)), p);
-    });
+    const found = logits[at].map((own) =>
+      routes(blocks, own.map((each) => Number(kind === "draw" ? uniform() < sigmoid(each) : each > 0)), own));
     const agree = agreement(found.map((one) => one.bits), groups);
     const hidden = found.map((one) => sum(one.active.slice(1).map((layer) => sum(layer.map(Number)))));
-    const total = sum(blocks.slice(1));
     const percent = (value) => (Number.isNaN(value) ? "-" : `${Math.round(100 * value)} %`);
-    const shown = [
-      ["blocks sent", mean(hidden).toFixed(1), `a client, of ${total}`],
-      ["equal decisions", percent(agree.same), "two clients of one group"],
-      ["equal decisions", percent(agree.other), "two clients of different groups"],
-    ];
+    const values = [mean(hidden).toFixed(1), percent(agree.same), percent(agree.other)];
+    const shown = measures.map(([name, remark], i) => [name, values[i], remark]);
     const order = groups.map((_, i) => i).sort((a, b) => groups[a] - groups[b] || a - b);
     const columns = Math.max(1, Math.floor(width / 150));
     const [w, h] = [width / columns, 128];
@@ -82,18 +77,18 @@
       const [left, top] = [(place % columns) * w, Math.floor(place / columns) * h];
       const x = (l) => left + 22 + (l * (w - 44)) / blocks.length;
       const y = (l, j) => top + 30 + ((j + 0.5) * (h - 40)) / (blocks[l] ?? 1);
-      parts.push(`<text x="${left + 10}" y="${top + 16}">client ${i}, group ${groups[i]}</text>`);
+      parts.push(`<g style="--dot:${colours[i]}"><text x="${left + 10}" y="${top + 16}">client ${i}, group ${groups[i]}</text>`);
       edges(blocks).forEach(({ layer, to, from }, e) => {
         const { active } = found[i];
         const live = found[i].bits[e] && active[layer - 1][from] && (layer === blocks.length || active[layer][to]);
         parts.push(`<line class="${live ? "live" : "dead"}" x1="${x(layer - 1)}" y1="${y(layer - 1, from)}" ` +
-          `x2="${x(layer)}" y2="${y(layer, to)}"><title>pi = ${(chance[at][i][e] / 100).toFixed(2)}</title></line>`);
+          `x2="${x(layer)}" y2="${y(layer, to)}"><title>pi = ${sigmoid(logits[at][i][e]).toFixed(2)}</title></line>`);
       });
       found[i].active.forEach((layer, l) => layer.forEach((on, j) => {
         parts.push(`<circle class="${on ? "" : "off"}" cx="${x(l)}" cy="${y(l, j)}" r="6">` +
           `<title>${l ? `layer ${l + 1}, block ${j + 1}` : `encoder ${j + 1}`}: ${on ? "active" : "not sent"}</title></circle>`);
       }));
-      parts.push(`<rect x="${x(blocks.length) - 5}" y="${y(blocks.length, 0) - 5}" width="10" height="10"><title>output</title></rect>`);
+      parts.push(`<rect x="${x(blocks.length) - 5}" y="${y(blocks.length, 0) - 5}" width="10" height="10"><title>output</title></rect></g>`);
     });
     const sentence = `round ${rounds[at]}: ${shown.map(([name, value, remark]) => `${name} ${value} ${remark}`).join(", ")}`;
     const svg = `<svg role="img" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
