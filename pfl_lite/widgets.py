@@ -161,10 +161,10 @@ def gate_explorer(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -
     record = _gate_record(classes, images)
     named = [(image["name"], at) for at, image in enumerate(record["images"])]
     controls: dict[str, Any] = {
-        "at": ipywidgets.Dropdown(options=named, description="image", **_wide(14)),
+        "at": ipywidgets.Dropdown(options=named, description="image", **_wide(18)),
         "g": ipywidgets.FloatSlider(
             record["images"][0]["g"], min=0, max=1, step=0.01, description="g, weight of the global expert",
-            continuous_update=False, **_wide(14),
+            continuous_update=False, **_wide(18),
         ),
     }  # fmt: skip
 
