@@ -114,7 +114,7 @@ def bare_round(sim: Simulation, module: torch.nn.Module) -> float:
         for i in range(config.clients):
             module.load_state_dict(start)
             optimiser = torch.optim.SGD(module.parameters(), lr=config.lr)
-            orders = epoch_orders(config.seed, sim.round, i, "weights", len(data.train[i]), config.epochs)
+            orders = epoch_orders(config.seed, sim.round + 1, i, "weights", len(data.train[i]), config.epochs)
             for order in torch.from_numpy(orders).to(config.device):
                 for rows in data.train[i][order].split(config.batch_size):
                     optimiser.zero_grad()

@@ -1,0 +1,57 @@
+"""The bench: what is timed does the same steps, and the table holds what was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pfl_lite.errors import InputError
+from pfl_lite.experiments import bench as module
+from pfl_lite.experiments.bench import METHODS, Setting, bare_module, bare_round, bench, in_turns, limit, show
+
+SMALL = Setting("digits", "linear", clients=4, batch_size=16, epochs=2)
+
+
+def test_the_bare_loop_takes_the_engine_s_steps() -> None:
+    sim = SMALL.simulation()
+    bare = bare_module(sim)
+    bare.load_state_dict(sim.server)
+    assert bare_round(sim, bare) > 0
+    sim.advance()
+    for name, tensor in bare.state_dict().items():
+        assert torch.allclose(tensor, sim.server[name], atol=1e-6) and (tensor != sim.start[name]).any()
+
+
+def test_the_limit_sees_every_training_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = SMALL.simulation()
+    monkeypatch.setattr(module, "seconds", lambda work, device: work() or 1.0)
+    assert limit(sim, bare_module(sim)) == sum(sim.federation.train_sizes)
+
+
+def test_medians_leave_the_first_turn_out() -> None:
+    values: dict[str, Any] = {"a": iter([100.0, 1.0, 5.0, 3.0]), "b": iter([0.0, 2.0, 2.0, 8.0])}
+    timed = {name: (lambda numbers=numbers: next(numbers)) for name, numbers in values.items()}
+    assert in_turns(timed, 3) == {"a": 3.0, "b": 2.0}
+
+
+def test_the_table_has_a_row_for_everything_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "workers_rate", lambda count, *_: 1000.0 * count)
+    numbers = bench(
+        "digits:0.2", methods=("fedavg", "pfl_mfe"), clients=(3, 4), models=("mlp",), repeats=1, epochs=1
+    )
+    names = [(row["clients"], row["what"]) for row in numbers["rows"]]
+    engines = [f"{method}, {engine}" for method in ("fedavg", "pfl_mfe") for engine in ("loop", "vmap")]
+    assert [what for count, what in names if count == 3][3:] == engines
+    assert len(names) == 2 * (3 + 4)
+    assert numbers["rows"][0]["of_bare_loop"] == 1
+    assert all(0 < row["outside_training"] < 1 for row in numbers["rows"] if "rounds_per_minute" in row)
+    assert numbers["workers"]["2 x loop engine"] == 2000
+    lines = show(numbers).splitlines()
+    assert len(lines) == 2 + len(names) + 1 + 6 and "mlp, 4 clients: pfl_mfe, vmap" in lines[-8]
+
+
+def test_a_method_that_is_not_timed_is_refused() -> None:
+    with pytest.raises(InputError, match=f"bench times {', '.join(METHODS)}, not fedfoo"):
+        bench("digits", methods=("fedfoo",))
