@@ -12,7 +12,7 @@ import pytest
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.experiments import protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, PFLMOE_FMNIST_LENET, get_experiment
+from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
 
 
@@ -58,7 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 def moe(monkeypatch: pytest.MonkeyPatch) -> str:
     """PFL-MoE's tables shrunk to the digits: two rounds, two epochs of tuning."""
     small = replace(
-        PFLMOE_FMNIST_LENET,
+        pflmoe("fmnist-lenet", "0.9"),
         name="moe",
         data="digits",
         model="small_cnn",
@@ -67,7 +67,7 @@ def moe(monkeypatch: pytest.MonkeyPatch) -> str:
         epochs=1,
         arms=tuple(
             replace(arm, settings=arm.settings | ({"ft_epochs": 2} if "ft_epochs" in arm.settings else {}))
-            for arm in PFLMOE_FMNIST_LENET.arms
+            for arm in pflmoe("fmnist-lenet", "0.9").arms
         ),
     )
     monkeypatch.setitem(EXPERIMENTS, "moe", small)
