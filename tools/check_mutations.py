@@ -645,8 +645,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "schedules exchanged",
         ),
         (
-            "learn(logits(server | expert[0]))",
-            "learn(logits(server))",
+            "own = logits(server | expert[0])",
+            "own = logits(server)",
             "the gate learns between two global models",
         ),
         ('work.size("train") < SMALLEST if learned', "False if learned", "a gate that never learned is used"),
