@@ -35,7 +35,7 @@ site: environment ## build the site from the chapters as they are stored (fast; 
 	@$(PY) tools/build_site.py --source book --output _build/site
 
 test: environment ## unit and property tests, the site, and every chapter against its stored outputs
-	@printf '\n== 1 of 2: the package, the repository and the site\n'
+	@printf '\n== 1 of 2: the package, the repository and the site (collecting some 2,400 tests takes a minute or two)\n'
 	$(QUIET) $(PY) -m pytest tests -n $(JOBS) --dist loadfile --durations 5
 	@printf '\n== 2 of 2: every chapter runs and shows what is stored in it (nbval)\n'
 	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 300 \

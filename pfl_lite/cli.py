@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -30,13 +29,29 @@ class PoliteGroup(TyperGroup):
         except InputError as error:
             typer.echo(f"pfl-lite: {error}", err=True)
             raise typer.Exit(2) from error
-        except click.UsageError as error:
-            typer.echo(f"pfl-lite: {error.format_message()}", err=True)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            typer.echo(f"pfl-lite: {error.filename}: {error.strerror}", err=True)
+            raise typer.Exit(1) from error
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
+                raise
+            typer.echo(f"pfl-lite: {setting_hint(error) or error.format_message()}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt as error:
             kept = ctx.obj or "nothing was kept"
             typer.echo(f"pfl-lite: interrupted; {kept}", err=True)
             raise typer.Exit(130) from error
+
+
+def setting_hint(error: Exception) -> str | None:
+    """Where an unknown option is a method's setting: how it is given."""
+    from pfl_lite.methods import METHODS
+
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
+    return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..." if owners else None
 
 
 app = typer.Typer(
@@ -91,15 +106,20 @@ def check_writable(*paths: Path | None) -> None:
 
 
 @app.command()
-def methods() -> None:
-    """List the methods with their hyper-parameters and defaults.
+def methods(
+    name: Annotated[str | None, typer.Argument(help="explain this method's settings")] = None,
+) -> None:
+    """List the methods with their hyper-parameters and defaults, or explain one method.
 
-    Example: `pfl-lite methods`
+    Examples: `pfl-lite methods`, `pfl-lite methods pfedmb`
     """
     from dataclasses import fields
 
-    from pfl_lite.methods import METHODS
+    from pfl_lite.methods import METHODS, explain
 
+    if name is not None:
+        typer.echo(explain(name))
+        return
     for name, method in METHODS.items():
         settings = " ".join(f"{field.name}={field.default}" for field in fields(method))
         columns([(f"{name:<9}", f"{method.about}{f'  [{settings}]' if settings else ''}")])
@@ -293,11 +313,13 @@ def run(
         Path | None, typer.Option(help="JSON with every round and the clients' final numbers")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help=".npz with initial/, global/, personal/ and state/ arrays")
+        Path | None,
+        typer.Option(help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="continue from this file, and keep it up to date")
+        Path | None, typer.Option(help="continue from this file, and keep it up to date after every round")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace files that --out and --save name")] = False,
 ) -> None:
     """Train one method and print how its clients do.
 
@@ -308,6 +330,9 @@ def run(
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
     """
     check_writable(out, save, checkpoint)
+    for path in (out, save):
+        if path is not None and path.exists() and not force:
+            raise InputError(f"{path} is there already: name another file, or replace it with --force")
     own = parse_settings(set_ or [])
     options = {
         "data": data, "model": model, "partition": partition, "split": split, "clients": clients,
@@ -470,7 +495,11 @@ def claims(
     from pfl_lite.experiments import claims as checks
     from pfl_lite.experiments.ledger import Ledger
 
-    typer.echo(checks.show(checks.claims(experiment, Ledger(ledger))))
+    results = checks.claims(experiment, Ledger(ledger))
+    if not results:
+        typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
+        return
+    typer.echo(checks.show(results))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pfl_lite.cli import app, parse_budget
 from pfl_lite.data.images import load
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
-from pfl_lite.methods import METHODS
+from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network
 
 EIGHT = [
@@ -39,7 +40,7 @@ def call(*arguments: object) -> Result:
 
 def losses(tmp_path: Path, *arguments: object) -> np.ndarray:
     out = tmp_path / "run.json"
-    result = call("run", *arguments, *EIGHT, "--out", out)
+    result = call("run", *arguments, *EIGHT, "--out", out, "--force")
     assert result.exit_code == 0, result.output
     return np.array(json.loads(out.read_text())["final"]["test_loss"])
 
@@ -250,3 +251,42 @@ def test_help_needs_no_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# ---- kindness ---------------------------------------------------------------------------------------------------
+
+
+def refused(*arguments: object) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    return result.stderr
+
+
+def test_a_method_s_settings_are_explained() -> None:
+    text = call("methods", "fedmn").stdout
+    assert (
+        text.startswith("fedmn: a pool of blocks") and "blocks=2x2x2\n      n_1 x ... x n_L: encoders" in text
+    )
+    assert "did you mean fedmn" in refused("methods", "fedmm")
+    for name in METHODS:
+        assert all(f"  {field.name}=" in explain(name) for field in fields(METHODS[name]))
+
+
+def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None:
+    said = refused("run", "pfedme", "--lam", "3")
+    assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto: use --set lam=...\n"
+    assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
+
+
+def test_a_result_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("precious")
+    small = ["run", "local", "--model", "linear", "--clients", "3", "--rounds", "1", "--out", path]
+    assert "run.json is there already: name another file, or replace it with --force" in refused(*small)
+    assert path.read_text() == "precious"
+    assert call(*small, "--force").exit_code == 0
+    assert "precious" not in path.read_text()
+
+
+def test_an_experiment_without_claims_says_so() -> None:
+    assert "no claim of when-label-skew is written down" in call("claims", "when-label-skew").stdout

@@ -712,7 +712,8 @@ METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} -
     "base",
     "split",
     "clusters",
-    *("pfl_moe", "pfl_mf", "pfl_mfe"),  # whose tests are chosen by their file
+    "blocks",
+    *("gate", "pfl_moe", "pfl_mf", "pfl_mfe"),  # whose tests are chosen by their file
 }
 MUTATIONS = [Mutation(file, *change) for file, changes in CHANGES.items() for change in changes]
 

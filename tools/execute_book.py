@@ -80,13 +80,16 @@ def main() -> int:
     started = time.perf_counter()
     failed = 0
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        print(f"  first {', '.join(chapter.stem for chapter in chapters[: arguments.jobs])}", flush=True)
+        names = ", ".join(chapter.stem for chapter in chapters[: arguments.jobs])
+        print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
         jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
         for done, job in enumerate(as_completed(jobs), start=1):
             chapter, seconds, problem = job.result()
             failed += bool(problem)
             line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
             print(line, flush=True)
+            if (later := done + arguments.jobs - 1) < len(chapters):
+                print(f"       now {chapters[later].stem}", flush=True)
     seconds = time.perf_counter() - started
     print(f"{len(chapters) - failed} of {len(chapters)} chapters ran, in {seconds:.0f} s", flush=True)
     return 1 if failed else 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+import textwrap
 from dataclasses import fields
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods.apfl import APFL
@@ -61,6 +65,7 @@ __all__ = [
     "METHODS",
     "Method",
     "convert_settings",
+    "explain",
     "make_method",
     *sorted(method.__name__ for method in METHODS.values()),
 ]
@@ -76,6 +81,31 @@ def make_method(name: str, **settings: Any) -> Method:
         raise unknown("method", name, METHODS)
     method = METHODS[name]
     return method(**convert_settings(method, settings))
+
+
+def explain(name: str) -> str:
+    """What a method does and what its settings mean, from its docstring and those of its fields.
+
+    Raises:
+        InputError: an unknown method.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    method, meaning = METHODS[name], {}
+    for parent in reversed(method.__mro__[:-1]):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        for field, text in pairwise(cast(ast.ClassDef, body).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                meaning[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    lines = [f"{name}: {method.about}", "", inspect.getdoc(method) or "", ""]
+    lines += [f"  {field.name}={field.default}\n      {meaning[field.name]}" for field in fields(method)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Settings are given as --set name=value; `pfl-lite run --help` lists those of every run.",
+        ]
+    )
 
 
 def convert_settings(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
