@@ -10,10 +10,13 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from pfl_lite.engine.config import with_defaults
 from pfl_lite.errors import InputError
@@ -70,6 +73,31 @@ class Ledger:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
                 raise InputError(f"'{name}' cannot be a file's name: use letters, digits and - _ . + only")
         return self.folder / experiment / (f"search-{arm}.json" if seed is None else f"{arm}-seed{seed}.json")
+
+    @contextmanager
+    def reserved(self, experiment: str) -> Iterator[None]:
+        """Let nobody else train for an experiment of this ledger until the block, or this process, ends.
+
+        Raises:
+            InputError: somebody does already, or the folder cannot be written.
+        """
+        path = self.folder / f".{experiment}.lock"
+        lock = FileLock(path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(
+                f"another call trains for {experiment} into {self.folder}: wait for its end, or name another ledger"
+            ) from error
+        except OSError as error:
+            raise InputError(f"the ledger {self.folder} cannot be written ({error.strerror})") from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()  # while it is locked: whoever opened it meanwhile sees that it is gone, and tries again
+            lock.release()
 
     def _path_of(self, entry: Run) -> Path:
         return self.path(entry["experiment"], entry["arm"], entry["seed"] if entry["kind"] == "run" else None)
