@@ -426,7 +426,16 @@ def reproduce(
     rounds: Annotated[
         int | None, typer.Option(help="fewer rounds than the protocol's; the table says so")
     ] = None,
-    workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"),
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
     device: Device = "auto",
     ledger: LedgerFolder = None,
@@ -434,6 +443,8 @@ def reproduce(
     """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
 
     Example: `pfl-lite reproduce pfedmb-table1 --seeds 0 --workers 2 --budget 30m`
+
+    With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has.
     """
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.sweep import reproduce as sweep
@@ -450,6 +461,7 @@ def reproduce(
         seeds=numbers,
         rounds=rounds,
         workers=workers,
+        scheduler=scheduler,
         budget=None if budget is None else parse_budget(budget),
         device=device,
         ledger=Ledger(ledger),

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,7 @@ from typing import Any
 import pytest
 
 from pfl_lite.engine.rounds import Simulation
+from pfl_lite.errors import InputError
 from pfl_lite.experiments import protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
@@ -21,17 +27,54 @@ class Inline:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def __enter__(self) -> Inline:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+    def shutdown(self) -> None: ...
 
     def submit(self, function: Any, *arguments: Any) -> Any:
-        from concurrent.futures import Future
-
         future: Future[Any] = Future()
         future.set_result(function(*arguments))
         return future
+
+
+def without_effort(value: Any) -> Any:
+    """A ledger entry without what it took: a run that was stopped trains some images twice."""
+    effort = ("seconds", "images_per_second", "images_trained")
+    if isinstance(value, dict):
+        return {key: without_effort(one) for key, one in value.items() if key not in effort}
+    return [without_effort(one) for one in value] if isinstance(value, list) else value
+
+
+def entries(folder: Path) -> dict[str, Any]:
+    """The ledger in a folder, by file."""
+    return {path.name: without_effort(json.loads(path.read_text())) for path in folder.glob("*/*.json")}
+
+
+def when(condition: Callable[[], Any], action: Callable[[], Any]) -> threading.Thread:
+    """Do something in the middle of what this thread is about to do, as soon as `condition` holds."""
+
+    def watch() -> None:
+        until = time.monotonic() + 120
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.02)
+        action()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def enter_steady(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An experiment of two candidates of FedAvg, two seeds of FedAvg and Local: long enough for a middle."""
+    fedavg, local = PFEDMB_TABLE1.arm("fedavg"), PFEDMB_TABLE1.arm("local")
+    arms = (replace(fedavg, grid=fedavg.grid[:2]), replace(local, grid=()))
+    settings = {"data": "digits", "model": "linear", "rounds": 40, "epochs": 1, "search_rounds": 3}
+    steady = replace(PFEDMB_TABLE1, name="steady", arms=arms, seeds=(0, 1), **settings)
+    monkeypatch.setitem(EXPERIMENTS, "steady", steady)
+    return "steady"
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> str:
+    return enter_steady(monkeypatch)
 
 
 @pytest.fixture
@@ -193,3 +236,69 @@ def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_orde
             search.record(tasks[number], {"final": {"val_accuracy": [0.5]}, "seconds": 1.0})
         chosen.append(search.chosen(arm))
     assert chosen == [arm.grid[0]] * 2
+
+
+def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
+    steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "killed"
+    killed = when(
+        lambda: list(folder.rglob("local-*-run.pt")), lambda: multiprocessing.active_children()[0].kill()
+    )
+    asked: dict[str, Any] = {"methods": ["local"], "seeds": [0], "device": "cpu"}
+    done = sweep.reproduce(steady, workers=1, ledger=Ledger(folder), **asked)
+    said = capsys.readouterr().out
+    assert not killed.is_alive() and "a worker was lost" in said and "go on with local" in said
+    assert len(done.written) == 1 and not list(folder.rglob("*.pt"))
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    sweep.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
+    assert entries(folder) == entries(tmp_path / "alone")
+
+
+def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_on(
+    steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TooBig(Inline):
+        def submit(self, function: Any, *arguments: Any) -> Any:
+            if arguments[0].key != ("local", 0, None):
+                return super().submit(function, *arguments)
+            future: Future[Any] = Future()
+            future.set_exception(BrokenExecutor())
+            return future
+
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", TooBig)
+    ledger = Ledger(tmp_path)
+    with pytest.raises(InputError, match="out of memory: local seed 0; the same command"):
+        sweep.reproduce(steady, rounds=1, device="cpu", ledger=ledger)
+    assert sorted(entries(tmp_path)) == [
+        "fedavg-seed0.json", "fedavg-seed1.json", "local-seed1.json", "search-fedavg.json"
+    ]  # fmt: skip
+
+
+def test_two_calls_for_one_experiment_and_ledger_are_refused(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path)
+    with ledger.reserved(tiny):
+        with pytest.raises(InputError, match="another call trains for tiny"):
+            sweep.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
+        with ledger.reserved("another"):
+            pass
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="cannot be written"), Ledger(Path(__file__)).reserved(tiny):
+        pass
+
+
+def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
+    steady: str, tmp_path: Path
+) -> None:
+    experiment = get_experiment(steady)
+    (task,) = sweep.Sweep(experiment, [experiment.arm("local")], [0], 2, "cpu", Ledger(tmp_path)).tasks()
+    rounds: list[int] = []
+
+    def stop(_: sweep.Key, at: int) -> bool:
+        rounds.append(at)
+        return False
+
+    report = sweep.train(task, tmp_path / "elsewhere" / "x.pt", stop)
+    assert report is not None and report["complete"] and rounds == [0, 1] and not list(tmp_path.iterdir())
