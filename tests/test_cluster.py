@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,22 +33,9 @@ class Workers:
         self.address, self.folder = str(self.cluster.scheduler_address), folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, threads: int = 1) -> None:
-        options = [
-            f"--nthreads={threads}",
-            "--no-nanny",
-            "--no-dashboard",
-            f"--local-directory={self.folder}",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "distributed.cli.dask_worker",
-            self.address,
-            "--name",
-            name,
-            *options,
-        ]
+    def start(self, name: str) -> None:
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", self.address, "--name", name]
+        command += ["--nthreads=1", "--no-nanny", "--no-dashboard", f"--local-directory={self.folder}"]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -163,12 +151,9 @@ def test_a_worker_that_would_not_compute_the_same_is_refused(
     workers.wait_for("second")
     monkeypatch.setattr("pfl_lite.engine.rounds.versions", lambda: {"pfl_lite": "0", "torch": "0"})
     assert "and not 0: install the same everywhere" in refused(steady, workers.address, tmp_path)
-    monkeypatch.undo()
-    enter_steady(monkeypatch)
-    workers.start("third", threads=2)
-    workers.wait_for("second", "third")
-    assert "it has 2 threads: start it with --nthreads 1" in refused(steady, workers.address, tmp_path)
-    workers.kill("third")
+    monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=2)))
+    with pytest.raises(InputError, match="cannot train: it has 2 threads: start it with --nthreads 1"):
+        sweep.train_for("topic", {}, None, tmp_path)  # type: ignore[arg-type]
 
 
 def test_without_dask_the_sentence_says_what_to_install(

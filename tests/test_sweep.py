@@ -66,7 +66,7 @@ def enter_steady(monkeypatch: pytest.MonkeyPatch) -> str:
     """An experiment of two candidates of FedAvg, two seeds of FedAvg and Local: long enough for a middle."""
     fedavg, local = PFEDMB_TABLE1.arm("fedavg"), PFEDMB_TABLE1.arm("local")
     arms = (replace(fedavg, grid=fedavg.grid[:2]), replace(local, grid=()))
-    settings = {"data": "digits", "model": "linear", "rounds": 40, "epochs": 1, "search_rounds": 3}
+    settings = {"data": "digits", "model": "linear", "rounds": 30, "epochs": 1, "search_rounds": 3}
     steady = replace(PFEDMB_TABLE1, name="steady", arms=arms, seeds=(0, 1), **settings)
     monkeypatch.setitem(EXPERIMENTS, "steady", steady)
     return "steady"
