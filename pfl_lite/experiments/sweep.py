@@ -183,7 +183,7 @@ def tell_cluster(topic: str, key: Key, at: int) -> bool:
     from distributed import get_worker
 
     worker = get_worker()
-    worker.log_event(topic, [*key, at])
+    worker.log_event(topic, [worker.id, *key, at])
     mine = worker.state.tasks.get(worker.get_current_task())
     return mine is None or mine.state == "cancelled"
 
@@ -252,6 +252,7 @@ class Cluster:
         self.pool = self.client.get_executor(pure=False)
         self.topic, self.versions = f"pfl-lite {self.client.id}", versions()
         self.heard: deque[Sequence[Any]] = deque()
+        self.trained_on: dict[Key, str] = {}
         self.client.subscribe_topic(self.topic, lambda event: self.heard.append(event[1]))
         if not self.client.nthreads():
             tqdm.write(f"{address} has no worker yet: runs start when one comes")
@@ -266,6 +267,7 @@ class Cluster:
 
     def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
         """Hand a run to the cluster."""
+        self.trained_on.pop(task.key, None)
         future: Future[Report] = self.pool.submit(train_for, self.topic, self.versions, task, checkpoint)
         return future
 
@@ -287,10 +289,14 @@ class Cluster:
         )
 
     def news(self) -> Iterator[tuple[Key, int]]:
-        """Which run has reached which round since the last call."""
+        """Which run has reached which round since the last call; says so where another worker took a run over."""
         while self.heard:
-            arm, seed, candidate, at = self.heard.popleft()
-            yield (arm, seed, candidate), at
+            worker, arm, seed, candidate, at = self.heard.popleft()
+            key = (arm, seed, candidate)
+            if self.trained_on.setdefault(key, worker) != worker:
+                self.trained_on[key] = worker
+                tqdm.write(f"a worker was lost: {title(*key)} is repeated from round {at}")
+            yield key, at
 
     def stop(self) -> None:
         """Nothing: a run that is cancelled stops before its next round."""
@@ -511,16 +517,12 @@ def work_off(sweep: Sweep, pending: list[Task], crew: Machine | Cluster, budget:
                 for task in waiting[: max(0, room)]:
                     again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
                     tqdm.write(f"{again} {task.title}: {describe(task)}")
-                    reached.pop(task.key, None)
                     running[crew.submit(task, sweep.checkpoint(*task.key))] = task
                 if not running:
                     break
                 patience = POLL_SECONDS if late else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
                 finished = wait(running, timeout=patience, return_when=FIRST_COMPLETED).done
-                for key, at in crew.news():
-                    if at <= reached.get(key, -1):
-                        tqdm.write(f"a worker was lost: {title(*key)} is repeated from round {at}")
-                    reached[key] = at
+                reached.update(crew.news())
                 where = progress(running.values(), reached)
                 bar.set_postfix_str(where)
                 if bar.disable and time.monotonic() - said > SIGN_OF_LIFE_SECONDS:
