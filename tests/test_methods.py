@@ -547,7 +547,8 @@ def test_every_hyper_parameter_changes_the_result(
     monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ) -> None:
     monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
-    common = {"model": "dropped", "gate_lr": 1.0} if name == "gate_experts" else {}
+    special = {"gate_experts": {"model": "dropped", "gate_lr": 1.0}, "pretrain": {"model": "mlp"}}
+    common = special.get(name, {})
     losses = final_losses(method, **(common | {name: OFF_DEFAULT[method][name]}))
     assert np.abs(usual_losses(method, **common) - losses).max() > 1e-6
 

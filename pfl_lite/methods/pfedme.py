@@ -58,7 +58,7 @@ class PFedMe(Method):
         factor = abs(
             (1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps
         )  # of theta - w, by one mini-batch
-        if inner <= 2 and factor < 1:
+        if inner <= 2 and factor <= 1:
             return None
         much, rate = ("inner_lr", inner) if inner > 2 else ("lr", run.lr * self.lam)
         return (
