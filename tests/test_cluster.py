@@ -18,7 +18,7 @@ import torch
 from test_sweep import Inline, enter_steady, entries, when
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import sweep
+from pfl_lite.experiments import crews, sweep
 from pfl_lite.experiments.ledger import Ledger
 
 distributed = pytest.importorskip(
@@ -111,7 +111,7 @@ def test_a_worker_is_killed_and_every_run_lands_once_with_the_same_numbers(
     assert "a worker was lost" in said, said
     assert done.left == 0 and len(done.written) == 2 + 4 and not list(folder.rglob("*.pt"))
     assert said.count("done ") == 6 and len({line for line in said.splitlines() if "done " in line}) == 6
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
     sweep.reproduce(steady, workers=1, device="cpu", ledger=Ledger(tmp_path / "alone"))
     assert entries(folder) == entries(tmp_path / "alone")
 
@@ -145,7 +145,7 @@ def test_a_wrong_address_is_one_sentence_within_seconds(
     workers: Workers, steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.wait_for("second")
-    monkeypatch.setattr(sweep, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(crews, "CONNECT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ports = [one.getsockname()[1] for one in (silent, closed)]
@@ -165,7 +165,7 @@ def test_a_worker_that_would_not_compute_the_same_is_refused(
     assert "and not 0: install the same everywhere" in refused(steady, workers.address, tmp_path)
     monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=2)))
     with pytest.raises(InputError, match="cannot train: it has 2 threads: start it with --nthreads 1"):
-        sweep.train_for("topic", {}, None, tmp_path)  # type: ignore[arg-type]
+        crews.train_for("topic", {}, None, tmp_path)  # type: ignore[arg-type]
 
 
 def test_without_dask_the_sentence_says_what_to_install(

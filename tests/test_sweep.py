@@ -16,7 +16,7 @@ import pytest
 
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import protocols, sweep
+from pfl_lite.experiments import crews, protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
@@ -93,7 +93,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
         seeds=(0, 1),
     )
     monkeypatch.setitem(EXPERIMENTS, "tiny", small)
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
     return "tiny"
 
 
@@ -114,7 +114,7 @@ def moe(monkeypatch: pytest.MonkeyPatch) -> str:
         ),
     )
     monkeypatch.setitem(EXPERIMENTS, "moe", small)
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
     return "moe"
 
 
@@ -250,7 +250,7 @@ def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
     said = capsys.readouterr().out
     assert not killed.is_alive() and "a worker was lost" in said and "go on with local" in said
     assert len(done.written) == 1 and not list(folder.rglob("*.pt"))
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
     sweep.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
     assert entries(folder) == entries(tmp_path / "alone")
 
@@ -266,7 +266,7 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
             future.set_exception(BrokenExecutor())
             return future
 
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", TooBig)
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", TooBig)
     ledger = Ledger(tmp_path)
     with pytest.raises(InputError, match="out of memory: local seed 0; the same command"):
         sweep.reproduce(steady, rounds=1, device="cpu", ledger=ledger)
@@ -296,9 +296,9 @@ def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
     (task,) = sweep.Sweep(experiment, [experiment.arm("local")], [0], 2, "cpu", Ledger(tmp_path)).tasks()
     rounds: list[int] = []
 
-    def stop(_: sweep.Key, at: int) -> bool:
+    def stop(_: crews.Key, at: int) -> bool:
         rounds.append(at)
         return False
 
-    report = sweep.train(task, tmp_path / "elsewhere" / "x.pt", stop)
+    report = crews.train(task, tmp_path / "elsewhere" / "x.pt", stop)
     assert report is not None and report["complete"] and rounds == [0, 1] and not list(tmp_path.iterdir())

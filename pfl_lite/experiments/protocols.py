@@ -373,7 +373,9 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
             "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
             "gate reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same "
             "numbers stand beside both.",
-            "Normalisation: mean and standard deviation of the data set; the code takes those of MNIST for Fashion-MNIST.",
+            "Normalisation: mean and standard deviation of CIFAR-10."
+            if augmented
+            else "Normalisation: mean and standard deviation of Fashion-MNIST; the code takes those of MNIST.",
             "FedAvg's local test is measured; the paper prints the global test in its place.",
         ),
         claims=(),

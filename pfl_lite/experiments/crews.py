@@ -1,0 +1,279 @@
+"""Who trains the runs of a sweep: processes of this machine, or the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pfl_lite.engine.config import RunConfig
+from pfl_lite.errors import InputError
+
+CONNECT_SECONDS = 5.0
+
+Key = tuple[str, int, int | None]
+Report = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run: a result (`candidate` is None) or one candidate of an arm's search."""
+
+    experiment: str
+    arm: str
+    seed: int
+    config: RunConfig
+    candidate: int | None = None
+    trained_by: tuple[Path, RunConfig] | None = None
+    """Checkpoint and configuration of a finished run whose training it takes over, if that checkpoint is still there."""
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others."""
+        return self.arm, self.seed, self.candidate
+
+    @property
+    def title(self) -> str:
+        """What a progress line calls it."""
+        return title(*self.key)
+
+
+def title(arm: str, seed: int, candidate: int | None) -> str:
+    """What a progress line calls a run."""
+    return f"{arm} seed {seed}" if candidate is None else f"{arm} candidate {candidate}"
+
+
+def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Report:
+    """Train one task from its checkpoint on; its report, or None when `stop(key, round)`, asked before a round, ended it.
+
+    Where the checkpoint's folder cannot be written, which is a machine that does not share it, the run is made in one go.
+    """
+    import torch
+
+    from pfl_lite.engine.rounds import Simulation
+
+    if task.config.device != "cuda":
+        torch.set_num_threads(1)
+    simulation = Simulation(task.config)
+    kept = checkpoint if os.access(checkpoint.parent, os.W_OK) else None
+    begun = kept is not None and kept.exists()
+    if task.trained_by is not None and os.access(task.trained_by[0], os.R_OK) and not begun:
+        simulation.load(*task.trained_by)
+    done = simulation.run(checkpoint=kept, stop=lambda: stop(task.key, simulation.round), progress=False)
+    return simulation.report() if done else None
+
+
+_stopping: Event | None = None  # in a worker process: set when its parent wants no new round
+_news: Any = None  # in a worker process: where it says which round it has reached
+
+
+def start_worker(stopping: Event, news: Any) -> None:
+    """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint."""
+    global _stopping, _news
+    _stopping, _news = stopping, news
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def tell_parent(key: Key, at: int) -> bool:
+    """In a worker process: say which round a run has reached; whether it is to stop."""
+    if _news is not None:
+        _news.put((key, at))
+    return _stopping is not None and _stopping.is_set()
+
+
+class WorkerDied(Exception):
+    """A run's worker was killed, ran out of memory or lost its machine, and nobody repeats the run by itself."""
+
+
+class Machine:
+    """Worker processes of this machine.
+
+    The standard library's pool, like loky's, gives up all its processes when one dies: a new one takes its place here.
+    """
+
+    patience = 3  # deaths of its worker at one and the same round after which a run is given up
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.hire()
+
+    def hire(self) -> None:
+        """Make the pool and the two lines to it; a dead process may have held the locks of the old ones."""
+        context = multiprocessing.get_context("spawn")
+        self.stopping, self.line = context.Event(), context.Queue()
+        self.pool = ProcessPoolExecutor(
+            self.workers, mp_context=context, initializer=start_worker, initargs=(self.stopping, self.line)
+        )
+
+    def room(self) -> int:
+        """How many runs can be in hand at once."""
+        return self.workers
+
+    def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
+        """Start a run, or queue it."""
+        try:
+            return self.pool.submit(train, task, checkpoint, tell_parent)
+        except BrokenExecutor:
+            self.hire()
+            return self.pool.submit(train, task, checkpoint, tell_parent)
+
+    def result(self, future: Future[Report]) -> Report:
+        """What a finished run came to."""
+        try:
+            return future.result()
+        except BrokenExecutor as error:
+            raise WorkerDied from error
+
+    def news(self) -> Iterator[tuple[Key, int]]:
+        """Which run has reached which round since the last call."""
+        while not self.line.empty():
+            yield self.line.get()
+
+    def stop(self) -> None:
+        """Let no run start another round."""
+        self.stopping.set()
+
+    def close(self) -> None:
+        """Wait for the rounds in hand, then end the processes."""
+        self.stop()
+        self.pool.shutdown()
+
+
+def tell_cluster(topic: str, key: Key, at: int) -> bool:
+    """On a worker of a cluster: say which round a run has reached; whether nobody waits for it any more."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    worker.log_event(topic, [worker.id, *key, at])
+    mine = worker.state.tasks.get(worker.get_current_task())
+    return mine is None or mine.state == "cancelled"
+
+
+def train_for(topic: str, wanted: dict[str, str], task: Task, checkpoint: Path) -> Report:
+    """On a worker of a cluster: `train`, unless its numbers might not be those of the machine that asks.
+
+    Raises:
+        InputError: with the name of the machine.
+    """
+    from distributed import get_worker
+
+    try:
+        if (threads := get_worker().state.nthreads) != 1:  # runs in one process would share torch's generator
+            raise InputError(
+                f"it has {threads} threads: start it with --nthreads 1, and several with --nworkers"
+            )
+        from pfl_lite.engine.rounds import versions
+
+        for name in ("pfl_lite", "torch"):
+            if (mine := versions()[name]) != wanted[name]:
+                raise InputError(f"it has {name} {mine} and not {wanted[name]}: install the same everywhere")
+        return train(task, checkpoint, partial(tell_cluster, topic))
+    except InputError as error:
+        raise InputError(f"the worker on {socket.gethostname()} cannot train: {error}") from error
+
+
+class Cluster:
+    """The workers of a Dask cluster, however many there are at the moment.
+
+    The cluster repeats a run whose worker has died on another one, and forgets the runs of a client that has gone: a worker then
+    stops before its next round.
+
+    Raises:
+        InputError: Dask is not installed, or no scheduler answers at the address.
+    """
+
+    patience = 2  # reports of death; each comes after four workers (Dask: `allowed-failures`)
+
+    def __init__(self, address: str, at_most: int | None) -> None:
+        try:
+            from distributed import Client, Security, rpc
+        except ImportError as error:
+            raise InputError(
+                "many machines need Dask, which is not installed: pip install 'pfl-lite[cluster]'"
+            ) from error
+        from pfl_lite.engine.rounds import versions
+
+        async def answer() -> str:
+            """What kind of server this is; a client alone would wait for ever where it is none of Dask's."""
+            async with rpc(address, connection_args=Security().get_connection_args("client")) as server:
+                return str((await asyncio.wait_for(server.identity(), CONNECT_SECONDS))["type"])
+
+        try:
+            with ThreadPoolExecutor(1) as aside:  # a notebook has an event loop of its own
+                found = aside.submit(asyncio.run, answer()).result()
+            if found != "Scheduler":
+                raise ValueError(f"a {found} answers there")
+            self.client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"no Dask scheduler answers at '{address}' ({str(error) or 'silence'}): "
+                "name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+            ) from error
+        self.address, self.at_most = address, at_most
+        self.pool = self.client.get_executor(pure=False)
+        self.topic, self.versions = f"pfl-lite {self.client.id}", versions()
+        self.heard: deque[Sequence[Any]] = deque()
+        self.trained_on: dict[Key, str] = {}
+        self.client.subscribe_topic(self.topic, lambda event: self.heard.append(event[1]))
+        if not self.client.nthreads():
+            tqdm.write(f"{address} has no worker yet: runs start when one comes")
+
+    def room(self) -> int:
+        """How many runs can be in hand at once: one a worker, and one that waits for the first worker."""
+        try:
+            workers = max(1, len(self.client.nthreads()))
+        except OSError as error:
+            raise self.lost() from error
+        return workers if self.at_most is None else min(workers, self.at_most)
+
+    def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
+        """Hand a run to the cluster."""
+        self.trained_on.pop(task.key, None)
+        future: Future[Report] = self.pool.submit(train_for, self.topic, self.versions, task, checkpoint)
+        return future
+
+    def result(self, future: Future[Report]) -> Report:
+        """What a finished run came to."""
+        from distributed import KilledWorker
+
+        try:
+            return future.result()
+        except KilledWorker as error:
+            raise WorkerDied from error
+        except CancelledError as error:  # nobody here cancels a run and then asks for its result
+            raise self.lost() from error
+
+    def lost(self) -> InputError:
+        """What is said when the scheduler is gone."""
+        return InputError(
+            f"the scheduler at {self.address} was lost: start a cluster again, and the same command goes on from here"
+        )
+
+    def news(self) -> Iterator[tuple[Key, int]]:
+        """Which run has reached which round since the last call; says so where another worker took a run over."""
+        while self.heard:
+            worker, arm, seed, candidate, at = self.heard.popleft()
+            key = (arm, seed, candidate)
+            if self.trained_on.setdefault(key, worker) != worker:
+                self.trained_on[key] = worker
+                tqdm.write(f"a worker was lost: {title(*key)} is repeated from round {at}")
+            yield key, at
+
+    def stop(self) -> None:
+        """Nothing: a run that is cancelled stops before its next round."""
+
+    def close(self) -> None:
+        """Leave the cluster as it was found, without the runs in hand."""
+        self.client.close()
