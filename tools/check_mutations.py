@@ -437,8 +437,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "methods/pfedhn.py": [
         ("w - trained[name] for name", "trained[name] - w for name", "the change's sign"),
         (
-            'self.generate(leaves, leaves["embedding"][i])',
-            'self.generate(leaves, leaves["embedding"][s])',
+            'leaves["embedding"][round.ids])',
+            'leaves["embedding"][: len(round.ids)])',
             "places taken for client ids",
         ),
         ("change / len(round.ids)", "change", "a sum in the place of a mean"),

@@ -76,14 +76,15 @@ class PFedHN(Method):
         return start | pack("velocity", {name: torch.zeros_like(t) for name, t in start.items()}), {}
 
     def generate(self, server: Params, embedding: Tensor) -> Params:
-        """theta = h(e; phi), the parameters [...] of one client's network from its embedding [e]."""
+        """theta = h(e; phi), the parameters [...] of a client's network from its embedding [e]; or [S, ...] from [S, e]."""
         phi, x = unpack("hyper", server), embedding
         for d in range(1, self.depth + 1):
-            x = F.relu(F.linear(x, phi[f"hidden{d}.weight"], phi[f"hidden{d}.bias"]))  # [hidden]
+            x = F.relu(F.linear(x, phi[f"hidden{d}.weight"], phi[f"hidden{d}.bias"]))  # [..., hidden]
         heads = [name.removesuffix(".bias") for name in phi if name.endswith(".bias")][self.depth :]
+        written = {name: F.linear(x, phi[f"{name}.weight"]) for name in heads}  # [floats of a tensor]
+        biases = {name: phi[f"{name}.bias"] for name in heads}
         return {
-            name: (phi[f"{name}.weight"] @ x).view_as(phi[f"{name}.bias"]) + phi[f"{name}.bias"]
-            for name in heads
+            name: w.view(*x.shape[:-1], *biases[name].shape) + biases[name] for name, w in written.items()
         }
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
@@ -97,10 +98,8 @@ class PFedHN(Method):
         own = self.server_parameters(server)
         with torch.enable_grad():
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
-            change = torch.zeros((), dtype=leaves["embedding"].dtype, device=leaves["embedding"].device)
-            for s, i in enumerate(round.ids.tolist()):
-                theta = self.generate(leaves, leaves["embedding"][i])
-                change = change + torch.stack([(theta[k] * uploads[k][s]).sum() for k in theta]).sum()
+            theta = self.generate(leaves, leaves["embedding"][round.ids])  # [S, ...]
+            change = torch.stack([(theta[name] * uploads[name]).sum() for name in theta]).sum()
             values = torch.autograd.grad(change / len(round.ids), list(leaves.values()))
         norm = torch.stack([g.norm() for g in values]).norm()
         shrink = (self.clip / norm.clamp_min(torch.finfo(norm.dtype).tiny)).clamp_max(1)
