@@ -335,15 +335,15 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("if sigma == 0:", "if True:", "a new width every round"),
     ],
     "methods/fedem.py": [
-        ('client["mixture"].log() - each', "-each", "the E-step forgets the prior"),
+        ('client["mixture"].log() - training_losses(models, work)', "-each", "the E-step forgets the prior"),
         (
             "share = q[batch.place]",
             "share = q[: len(batch.place)]",
             "responsibilities of other images (FL-bench)",
         ),
         (
-            "(share * torch.stack(each, 1)).sum(1)",
-            "torch.stack(each, 1).sum(1)",
+            "(share * losses_of_all(work.training(batch), models, batch)).sum(1)",
+            "losses_of_all(work.training(batch), models, batch).sum(1)",
             "the M-step forgets the responsibilities",
         ),
         (".log_softmax(1) for m", " for m", "logits mixed in the place of probabilities"),

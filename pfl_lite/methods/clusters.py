@@ -6,16 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_lite.methods.base import Work, select
+from pfl_lite.methods.base import Batch, Work, select
 from pfl_lite.methods.weighted_mean import weighted_mean
-from pfl_lite.models import Params
+from pfl_lite.models import Network, Params
+
+
+def losses_of_all(network: Network, models: Params, batch: Batch) -> Tensor:
+    """Cross-entropy [b, k] of every image of a batch under each of the stacked models [k, ...]."""
+    count = len(next(iter(models.values())))
+    each = [network(select(models, j), batch.x) for j in range(count)]
+    return torch.stack([F.cross_entropy(logits, batch.y, reduction="none") for logits in each], 1)
+
+
+def training_losses(models: Params, work: Work) -> Tensor:
+    """Cross-entropy [n, k] of the client's training images under each of the stacked models; padding may follow."""
+    return torch.cat([losses_of_all(work.network, models, batch) for batch in work.data("train")])
 
 
 def best_model(models: Params, work: Work) -> Tensor:
     """Which of the stacked models [k, ...] has the lowest loss on the client's training images; the first in a tie."""
-    count = len(next(iter(models.values())))
-    losses = [work.train_mean(work.losses(select(models, j))) for j in range(count)]
-    return torch.stack(losses).argmin()
+    return work.train_mean(training_losses(models, work)).argmin()
 
 
 def mean_by_cluster(uploads: Params, cluster: Tensor, weights: Tensor, previous: Params) -> Params:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Batch, Method, Work, check_at_least, select, stack
+from pfl_lite.methods.clusters import losses_of_all, training_losses
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
 from pfl_lite.models.network import Predictor
@@ -55,20 +55,14 @@ class FedEM(Method):
 
     def responsibilities(self, models: Params, client: Params, work: Work) -> Tensor:
         """E-step: q [n, M] of every training image of the client."""
-        each = torch.stack([work.losses(select(models, m)) for m in range(self.components)], 1)  # [n, M]
-        return (client["mixture"].log() - each).softmax(1)
+        return (client["mixture"].log() - training_losses(models, work)).softmax(1)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         q = self.responsibilities(received, client, work)  # [n, M]
 
         def weighted_loss(models: Params, batch: Batch) -> Tensor:
-            network = work.training(batch)
             share = q[batch.place]  # [b, M]
-            each = [
-                F.cross_entropy(network(select(models, m), batch.x), batch.y, reduction="none")
-                for m in range(self.components)
-            ]
-            return batch.mean((share * torch.stack(each, 1)).sum(1))
+            return batch.mean((share * losses_of_all(work.training(batch), models, batch)).sum(1))
 
         return work.sgd(weighted_loss, received), {"mixture": work.train_mean(q)}
 
