@@ -335,7 +335,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("if sigma == 0:", "if True:", "a new width every round"),
     ],
     "methods/fedem.py": [
-        ('client["mixture"].log() - training_losses(models, work)', "-each", "the E-step forgets the prior"),
+        (
+            'client["mixture"].log() - training_losses(models, work)',
+            "-training_losses(models, work)",
+            "the E-step forgets the prior",
+        ),
         (
             "share = q[batch.place]",
             "share = q[: len(batch.place)]",
