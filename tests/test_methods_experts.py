@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from toy import (
     tiny_clients,
     train,
     untrained,
+    work_of,
     zero_start,
 )
 
@@ -383,6 +385,20 @@ def test_augmentation_is_torchvision_s_pad_crop_and_flip() -> None:
         padded = torch.cat([tv.pad(c[None], [4], fill=b.item()) for c, b in zip(image, black, strict=True)])
         cropped = tv.crop(padded, i, j, 10, 10)
         assert torch.equal(result, tv.hflip(cropped) if mirror else cropped)
+
+
+def test_every_client_phase_and_round_has_crops_of_its_own(federation: Any) -> None:
+    sim = untrained("fedavg", federation, augment="crop_flip")
+    orders = [np.tile(np.arange(20), (2, 1))]  # [E, n]
+    found = [
+        work_of(sim, client, number=number).crops(phase, orders)
+        for client in (0, 1)
+        for phase in ("weights", "gate")
+        for number in (1, 2)
+    ]
+    assert all(crops is not None and crops.shape == (1, 2, 20, 3) for crops in found)
+    assert not any(torch.equal(a, b) for a, b in combinations(found, 2))
+    assert all((crops[0, 0] != crops[0, 1]).any() for crops in found)
 
 
 def test_crops_are_uniform_and_come_again() -> None:
