@@ -401,6 +401,16 @@ def test_every_client_phase_and_round_has_crops_of_its_own(federation: Any) -> N
     assert all((crops[0, 0] != crops[0, 1]).any() for crops in found)
 
 
+def test_what_augmentation_changes_is_computed_anew(federation: Any) -> None:
+    def pixels(batch: Any) -> Tensor:
+        return batch.x
+
+    still, shifted = (untrained("fedavg", federation, augment=name) for name in ("none", "crop_flip"))
+    assert work_of(still, 0).fixed(pixels) is not pixels
+    batch = next(work_of(shifted, 0).batches("weights", None, "all"))
+    assert torch.equal(work_of(shifted, 0).fixed(pixels)(batch), batch.x)
+
+
 def test_crops_are_uniform_and_come_again() -> None:
     crops = random_crops(generator(0, "augment", 1, 2, "weights"), (3, 3000))
     assert crops.shape == (3, 3000, 3) and np.array_equal(
