@@ -284,15 +284,6 @@ class LocalWork:
 
     # ---- looking at one's own data --------------------------------------------------------------------------------
 
-    def losses(self, params: Params) -> Tensor:
-        """Cross-entropy [n] of every training image, in the client's own order; padding may follow."""
-        return torch.cat(
-            [
-                F.cross_entropy(self.network(params, batch.x), batch.y, reduction="none")
-                for batch in self.data("train")
-            ]
-        )
-
     def train_mean(self, each: Tensor) -> Tensor:
         """Mean over the client's training images of numbers [n, ...] that follow their order, padding left out."""
         size = self.size("train")

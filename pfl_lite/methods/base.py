@@ -161,9 +161,6 @@ class Work(Protocol):
     def data(self, split: str) -> Iterator[Batch]:
         """This client's `train`, `val` or `test` images in large batches, for looking only."""
 
-    def losses(self, params: Params) -> Tensor:
-        """Cross-entropy [n] of every training image, in the client's own order; padding may follow."""
-
     def train_mean(self, each: Tensor) -> Tensor:
         """Mean over the client's training images of numbers [n, ...] that follow their order."""
 
