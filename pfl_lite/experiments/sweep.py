@@ -57,7 +57,7 @@ class Sweep:
 
     def searched(self, arm: Arm) -> list[dict[str, Any]]:
         """The candidates of an arm that have been scored, each with the settings it was scored under."""
-        entry = self.ledger.get(self.experiment.name, arm.key, None)
+        entry = self.ledger.get(self.experiment.searched_in or self.experiment.name, arm.key, None)
         return [] if entry is None else list(entry["candidates"])
 
     def chosen(self, arm: Arm) -> Settings | None:
@@ -78,6 +78,11 @@ class Sweep:
         searched = {arm.rates_of or arm.key: None for arm in self.arms}
         for arm in map(self.experiment.arm, searched):
             if self.chosen(arm) is None:
+                if self.experiment.searched_in is not None:
+                    raise InputError(
+                        f"{name} takes the settings of {arm.key} that were chosen for {self.experiment.searched_in}: "
+                        f"`pfl-lite reproduce {self.experiment.searched_in} --methods {arm.key}` comes first"
+                    )
                 done = [one["settings"] for one in self.searched(arm)]
                 seed = self.experiment.search_seed
                 base = self.experiment.settings(seed, rounds=self.experiment.search_rounds)
