@@ -81,7 +81,7 @@ class Experiment:
     search_rounds: int = 5
     search_seed: int = 100
     searched_in: str | None = None
-    """Name of the experiment whose chosen settings this one takes over, on the same data and partition; it then searches nothing."""
+    """Name of the experiment on the same data whose chosen settings this one takes over; it then searches nothing."""
     common: Settings = field(default_factory=dict)
     """What else all arms share."""
     measures: dict[str, str] = field(default_factory=lambda: {"test_accuracy": ""})
