@@ -300,6 +300,9 @@ def run(
         bool, typer.Option("--whole-test", help="also score the final models on all test images")
     ] = False,
     engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
+    workers: Annotated[
+        int, typer.Option(help="processes that share out a round's clients, one thread each; same numbers")
+    ] = 1,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
     eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
@@ -357,7 +360,7 @@ def run(
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)
-        simulation = Simulation(config)
+        simulation = Simulation(config, workers=workers)
     for sentence in advice:
         typer.echo(f"pfl-lite: {sentence.message}", err=True)
     if checkpoint is not None:

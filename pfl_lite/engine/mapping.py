@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -182,13 +182,17 @@ class Loop(Mapping):
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        answers = [
-            function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])) for i in ids
-        ]
-        return tuple(
-            {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-            for parts in zip(*answers, strict=True)
+        return together(
+            [function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])) for i in ids]
         )
+
+
+def together(answers: Sequence[tuple[Params, ...]]) -> tuple[Params, ...]:
+    """The answers of several clients as stacked tensors [S, ...]."""
+    return tuple(
+        {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        for parts in zip(*answers, strict=True)
+    )
 
 
 class Vmap(Mapping):

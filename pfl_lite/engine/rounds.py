@@ -29,8 +29,9 @@ from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
-from pfl_lite.engine.mapping import MAPPINGS, PerClient
+from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
 from pfl_lite.engine.metrics import right_by_class, score, whole_test
+from pfl_lite.engine.workers import Forked
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
 from pfl_lite.methods import Method, make_method
@@ -48,12 +49,14 @@ class Simulation:
     Args:
         config: the run; `auto` settings are resolved here.
         federation: the clients' data, if already built (it must fit the configuration).
+        workers: processes that share out the clients of a round, one thread each (Linux, engine loop); no number depends on it.
     """
 
-    def __init__(self, config: RunConfig, federation: Federation | None = None) -> None:
+    def __init__(self, config: RunConfig, federation: Federation | None = None, *, workers: int = 1) -> None:
         config = self.config = config.resolved()
         self.method: Method = config.method
         self.method.check_run(config)  # its advice was given where the configuration was made
+        check_workers(workers, config)
         if federation is None:
             federation = make_federation(
                 config.data,
@@ -91,7 +94,11 @@ class Simulation:
             keyed=self.network.dropout or self.method.keyed,
             augment=config.augment,
         )
-        self.map = MAPPINGS[config.engine](self.network, federation, config.seed)
+        self.map: Mapping = (
+            MAPPINGS[config.engine](self.network, federation, config.seed)
+            if workers == 1
+            else Forked(self.network, federation, config.seed, workers)
+        )
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)
@@ -471,6 +478,22 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
         raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
 
 
+def check_workers(workers: int, config: RunConfig) -> None:
+    """Raise an InputError unless so many processes can share out the clients of a round."""
+    if workers < 1:
+        raise InputError(f"workers must be 1 or more, not {workers}")
+    if workers > 1 and config.engine != "loop":
+        raise InputError(
+            f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
+        )
+    if workers > 1 and config.device == "cuda":
+        raise InputError(
+            f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
+        )
+    if workers > 1 and config.method.in_turns:
+        raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
+
+
 def check_whole_test(federation: Federation, config: RunConfig) -> None:
     """Raise an InputError where a model cannot be scored on all test images of a federation."""
     if federation.test_images is federation.images or not len(federation.test_images):
@@ -515,17 +538,21 @@ def device_name(device: str) -> str:
 
 
 def run(
-    method: str | Method = "fedavg", *, federation: Federation | None = None, **settings: Any
+    method: str | Method = "fedavg",
+    *,
+    federation: Federation | None = None,
+    workers: int = 1,
+    **settings: Any,
 ) -> Simulation:
     """Train one method and return the finished simulation: `.history`, `.report()`, `.scored_models()`.
 
     `run("fedprox", mu=0.1, data="digits", partition="dirichlet:0.4", clients=8, rounds=20)`; every name is a field of `RunConfig`
-    or a hyper-parameter of the method.
+    or a hyper-parameter of the method. `workers` processes share out the clients of a round.
 
     Raises:
         InputError: a setting that does not exist or cannot be; raised before any work starts.
     """
-    simulation = Simulation(make_config(method, **settings), federation)
+    simulation = Simulation(make_config(method, **settings), federation, workers=workers)
     simulation.run()
     return simulation
 

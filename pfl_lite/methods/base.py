@@ -247,6 +247,11 @@ class Method:
         """Floats that go down to one client and up from it in a round."""
         return self.floats(received), self.floats(upload)
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether the clients of a round work one after another, because they hand something on (`relay`)."""
+        return False
+
     def relay(self, server: Params, upload: Params) -> Params | None:
         """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
         return None

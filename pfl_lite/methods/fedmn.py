@@ -125,7 +125,7 @@ class FedMN(Method):
     def check_run(self, run: RunConfig) -> str | None:
         if run.rounds <= self.pretrain:
             raise InputError(f"fedmn: rounds must be more than pretrain ({self.pretrain}), not {run.rounds}")
-        if self.schedule == "sequential" and run.resolved().engine == "vmap":
+        if self.in_turns and run.resolved().engine == "vmap":
             raise InputError("fedmn: schedule sequential needs clients one after another: use --engine loop")
         return None
 
@@ -251,8 +251,12 @@ class FedMN(Method):
         floats = floats_in_use(upload["active"], received, self.layers)
         return floats, floats
 
+    @property
+    def in_turns(self) -> bool:
+        return self.schedule == "sequential"
+
     def relay(self, server: Params, upload: Params) -> Params | None:
-        if self.schedule == "parallel" or "active" not in upload:
+        if not self.in_turns or "active" not in upload:
             return None
         # blocks that it did not use are as the clients before it left them
         return {name: w for name, w in upload.items() if name != "active"}

@@ -1,0 +1,131 @@
+"""The loop over clients, shared out over processes of this machine: the same numbers, sooner."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from pfl_lite.data.federation import Federation
+from pfl_lite.engine.local_sgd import LocalWork
+from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, together
+from pfl_lite.errors import InputError
+from pfl_lite.models import Network, Params
+
+Answers = dict[int, tuple[Params, ...]]
+
+
+class Forked(Loop):
+    """`Loop` in several processes with one thread each, forked anew for every call.
+
+    A forked process sees images, server and clients' states in the memory of the one that made it, so nothing is copied or sent
+    to it; what comes back are the clients' answers. Every client is computed by the code of `Loop`, operation by operation: the
+    numbers are equal bit for bit.
+
+    Raises:
+        InputError: this system cannot fork safely.
+    """
+
+    def __init__(self, network: Network, federation: Federation, seed: int, workers: int) -> None:
+        super().__init__(network, federation, seed)
+        if not sys.platform.startswith("linux"):
+            raise InputError("one run on several processes needs Linux: use one worker here")
+        self.workers = workers
+
+    def stacked(
+        self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
+    ) -> tuple[Params, ...]:
+        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers)
+        works: list[LocalWork] = []
+
+        def answers(share: Sequence[int]) -> Answers:
+            result = {}
+            for i in share:
+                works.append(work_for([i]))
+                result[i] = function(server, {name: rows[i] for name, rows in clients.items()}, works[-1])
+            return result
+
+        def child(share: Sequence[int], line: Connection) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asked
+            try:
+                told: Any = (answers(share), sum(work.images_trained for work in works))
+            except Exception as error:
+                told = error
+            line.send_bytes(
+                pickle.dumps(told)
+            )  # `send` would leave tensors in memory that ends with this process
+
+        with one_thread():
+            team = [Child(child, share) for share in others]
+            try:
+                found = answers(first)
+                for one in team:
+                    theirs, images = one.answer()
+                    found |= theirs
+                    self.images_trained += images
+            finally:
+                for one in team:
+                    one.end()
+        return together([found[i] for i in ids])
+
+
+class Child:
+    """A forked process that computes a share and says what it found."""
+
+    def __init__(self, work: Any, share: Sequence[int]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.line, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=work, args=(share, theirs), daemon=True)
+        with warnings.catch_warnings():
+            # Python warns of locks that another thread may hold for ever: a child here asks for none
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        theirs.close()
+
+    def answer(self) -> tuple[Answers, int]:
+        """What it found; an exception of its own is raised here."""
+        try:
+            told = pickle.loads(self.line.recv_bytes())
+        except EOFError as error:
+            raise InputError(
+                "a worker process was killed, most likely out of memory: use fewer workers"
+            ) from error
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def end(self) -> None:
+        """Let nothing of it stay behind."""
+        self.process.terminate()
+        self.process.join()
+        self.line.close()
+
+
+def shares(ids: Sequence[int], sizes: Sequence[int], workers: int) -> list[list[int]]:
+    """The clients dealt out to at most `workers` processes, the largest first, each to the one with the fewest images so far."""
+    dealt: list[list[int]] = [[] for _ in range(min(workers, len(ids)))]
+    load = [0] * len(dealt)
+    for i in sorted(ids, key=lambda i: -sizes[i]):
+        lightest = load.index(min(load))
+        dealt[lightest].append(i)
+        load[lightest] += sizes[i]
+    return dealt
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch with one thread in this process, and in those that it forks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

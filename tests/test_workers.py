@@ -1,0 +1,164 @@
+"""One run on several processes: the numbers of one process, and nothing left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pfl_lite.cli import app
+from pfl_lite.engine.config import make_config
+from pfl_lite.engine.rounds import Simulation, run
+from pfl_lite.engine.workers import Forked, shares
+from pfl_lite.errors import InputError
+from pfl_lite.methods import METHODS
+
+SMALL = {
+    "data": "digits:0.2", "partition": "dirichlet:0.4", "clients": 5, "rounds": 2, "model": "mlp",
+    "dtype": "float64", "engine": "loop", "device": "cpu",
+}  # fmt: skip
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="one run on several processes needs Linux"
+)
+EFFORT = {"seconds", "images_per_second"}
+
+
+def numbers(simulation: Simulation) -> dict[str, object]:
+    """A report without what depends on the clock."""
+    return {name: value for name, value in simulation.report().items() if name not in EFFORT}
+
+
+@linux
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_give_the_numbers_of_one(method: str) -> None:
+    settings = SMALL | {"participation": 0.6, "ft_epochs": int(method != "fedem")}
+    assert numbers(run(method, workers=2, **settings)) == numbers(run(method, **settings))
+
+
+@linux
+def test_newcomers_and_images_trained_are_counted_as_by_one_process() -> None:
+    settings = SMALL | {"unseen": 2, "components": 2}
+    one, three = (run("fedem", workers=count, **settings) for count in (1, 3))
+    assert numbers(one) == numbers(three)
+    assert one.map.images_trained == three.map.images_trained > 0
+
+
+@linux
+def test_a_run_may_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    config = make_config("fedper", **SMALL)
+    first = Simulation(config, workers=2)
+    assert not first.run(checkpoint=path, stop=lambda: first.round == 1)
+    rest = Simulation(config, workers=3)
+    rest.run(checkpoint=path)
+    assert numbers(rest) == numbers(run("fedper", **SMALL))
+
+
+def test_the_largest_clients_are_dealt_out_first() -> None:
+    sizes = [1, 5, 3, 3, 9]
+    assert shares([0, 1, 2, 3, 4], sizes, 2) == [[4, 0], [1, 2, 3]]
+    assert shares([2], sizes, 4) == [[2]]  # no process without a client
+    dealt = shares(range(5), sizes, 3)
+    assert sorted(i for share in dealt for i in share) == [0, 1, 2, 3, 4]
+
+
+def forked() -> tuple[Simulation, int]:
+    """A simulation with two workers, and the process that we are in."""
+    return Simulation(make_config("fedavg", **SMALL), workers=2), os.getpid()
+
+
+@linux
+def test_an_error_in_a_worker_is_raised_here_and_leaves_no_process() -> None:
+    simulation, here = forked()
+
+    def fails_elsewhere(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        if os.getpid() != here:
+            raise ValueError("said by a worker")
+        return ({},)
+
+    with pytest.raises(ValueError, match="said by a worker"):
+        simulation._each_client(fails_elsewhere)
+    assert multiprocessing.active_children() == []
+
+
+@linux
+def test_a_killed_worker_is_one_sentence() -> None:
+    simulation, here = forked()
+
+    def killed_elsewhere(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ({},)
+
+    with pytest.raises(InputError, match="killed, most likely out of memory: use fewer workers"):
+        simulation._each_client(killed_elsewhere)
+    assert multiprocessing.active_children() == []
+
+
+@linux
+def test_an_interrupt_here_ends_the_workers() -> None:
+    simulation, here = forked()
+
+    def interrupted(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        signal.pause()
+        return ({},)
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation._each_client(interrupted)
+    assert multiprocessing.active_children() == []
+
+
+@linux
+def test_threads_are_as_they_were() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run("fedavg", workers=2, **SMALL)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "workers", "sentence"),
+    [
+        ("fedavg", {}, 0, "workers must be 1 or more, not 0"),
+        ("fedavg", {"engine": "vmap"}, 2, "2 workers share out the engine loop, not vmap: use --engine loop"),
+        ("fedmn", {"schedule": "sequential"}, 2, "hand on to one another here: use one worker"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_first(
+    method: str, settings: dict[str, object], workers: int, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Simulation(make_config(method, **(SMALL | settings)), workers=workers)
+
+
+def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match="needs Linux: use one worker here"):
+        Simulation(make_config("fedavg", **SMALL), workers=2)
+
+
+@linux
+def test_the_command_line_takes_workers() -> None:
+    command = "run local --data digits:0.2 --clients 4 --rounds 1 --model linear --workers 2"
+    result = CliRunner().invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    assert "means over 4 clients" in result.output
+
+
+@linux
+def test_one_client_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, _ = forked()
+    assert isinstance(simulation.map, Forked)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda *_: pytest.fail("a process was asked for"))
+    simulation.map(lambda server, client, work: ({},), {}, {}, torch.tensor([3]), 0, simulation.settings)
