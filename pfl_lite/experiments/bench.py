@@ -6,12 +6,16 @@ median of the others counts.
 
 from __future__ import annotations
 
+import datetime
 import multiprocessing
+import os
+import platform
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple
 
@@ -192,6 +196,21 @@ def workers_rate(count: int, setting: Setting, kind: str, repeats: int) -> float
         return sum(job.result() for job in jobs)
 
 
+def machine(device: str) -> dict[str, Any]:
+    """What numbers were taken on, and how busy it was: device, processor, cores, load of the last minute, date, versions."""
+    known = Path("/proc/cpuinfo")
+    names = known.read_text().splitlines() if known.exists() else []
+    model = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
+    return {
+        "device": device_name(device),
+        "processor": model or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+    }
+
+
 def memory(device: str) -> float:
     """Largest memory so far, in GiB: of the GPU, or of this process."""
     if device == "cuda":
@@ -274,8 +293,7 @@ def bench(
         "repeats": repeats,
         "rows": table,
         "workers": shared,
-        "device": device_name(device),
-        "versions": versions(),
+        **machine(device),
     }
 
 
