@@ -55,3 +55,11 @@ def test_the_table_has_a_row_for_everything_that_was_asked_for(monkeypatch: pyte
 def test_a_method_that_is_not_timed_is_refused() -> None:
     with pytest.raises(InputError, match=f"bench times {', '.join(METHODS)}, not fedfoo"):
         bench("digits", methods=("fedfoo",))
+
+
+def test_stored_measurements_are_read_and_a_missing_one_is_one_sentence() -> None:
+    assert module.stored("tries")["flops_per_image"]
+    with pytest.raises(
+        InputError, match=r"no measurement is stored as .*nothing\.json: benchmarks/README\.md says"
+    ):
+        module.stored("nothing")

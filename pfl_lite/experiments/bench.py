@@ -7,6 +7,7 @@ median of the others counts.
 from __future__ import annotations
 
 import datetime
+import json
 import multiprocessing
 import os
 import platform
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple
@@ -54,13 +56,14 @@ class Setting(NamedTuple):
     epochs: int = 5
     device: str = "cpu"
 
-    def simulation(self, method: str = "fedavg", engine: str = "loop") -> Simulation:
+    def simulation(self, method: str = "fedavg", engine: str = "loop", workers: int = 1) -> Simulation:
         """Ready to train; two classes a client."""
         return Simulation(
             make_config(
                 method, **self._asdict(), engine=engine, partition="classes:2", lr=0.01, rounds=10_000,
                 eval_every=10_000, **METHODS[method],
-            )
+            ),
+            workers=workers,
         )  # fmt: skip
 
 
@@ -98,6 +101,13 @@ def scored_round(sim: Simulation) -> tuple[float, float]:
 
     took = seconds(work, sim.config.device)
     return 60 / took, 1 - (sim.training_seconds - trained) / took
+
+
+def whole_round(sim: Simulation) -> float:
+    """Images/s of a round with its evaluation."""
+    before, started = sim.map.images_trained, time.perf_counter()
+    scored_round(sim)
+    return (sim.map.images_trained - before) / (time.perf_counter() - started)
 
 
 def bare_module(sim: Simulation, *, channels_last: bool = False) -> torch.nn.Module:
@@ -175,11 +185,7 @@ def _worker(setting: Setting, kind: str, repeats: int) -> float:
     module = bare_module(sim, channels_last=kind == "bare loop, channels-last")
 
     def one() -> float:
-        if kind != "loop engine":
-            return bare_round(sim, module)
-        before, started = sim.map.images_trained, time.perf_counter()
-        scored_round(sim)
-        return (sim.map.images_trained - before) / (time.perf_counter() - started)
+        return whole_round(sim) if kind == "loop engine" else bare_round(sim, module)
 
     one()
     _barrier.wait()
@@ -196,6 +202,20 @@ def workers_rate(count: int, setting: Setting, kind: str, repeats: int) -> float
         return sum(job.result() for job in jobs)
 
 
+def single_run(setting: Setting, repeats: int) -> dict[str, int]:
+    """Images/s of one run, evaluation included, by one process and with its clients shared out over two."""
+    rates = in_turns(
+        {
+            f"single run, {count} worker{'s' * (count > 1)}": partial(
+                whole_round, setting.simulation(workers=count)
+            )
+            for count in (1, 2)
+        },
+        repeats,
+    )
+    return {name: round(rate) for name, rate in rates.items()}
+
+
 def machine(device: str) -> dict[str, Any]:
     """What numbers were taken on, and how busy it was: device, processor, cores, load of the last minute, date, versions."""
     known = Path("/proc/cpuinfo")
@@ -209,6 +229,19 @@ def machine(device: str) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
     }
+
+
+def stored(name: str) -> dict[str, Any]:
+    """A committed measurement: `data/bench/NAME.json` of the repository, else of the working folder.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    here = Path(__file__).resolve().parents[2] / "data" / "bench"
+    path = (here if here.is_dir() else Path("data") / "bench") / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"no measurement is stored as {path}: benchmarks/README.md says how it is taken")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def memory(device: str) -> float:
@@ -284,6 +317,8 @@ def bench(
             for kind in ("bare loop", "bare loop, channels-last", "loop engine")
             for count in ((1, 2) if device == "cpu" else ())
         }
+        if device == "cpu":
+            shared |= single_run(settings[0], repeats)
     finally:
         torch.set_num_threads(threads)
     return {
