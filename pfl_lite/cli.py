@@ -305,11 +305,18 @@ def run(
     ] = 1,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
+    clients_per_batch: Annotated[
+        int, typer.Option(help="of vmap: clients computed together at most; 0: as many as fit")
+    ] = 0,
+    tf32: Annotated[
+        bool, typer.Option("--tf32/--no-tf32", help="products on a GPU in TF32, or exact ones")
+    ] = True,
     eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode, ft_every"
+            "--set",
+            help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode, ft_every, convolution, graphs",
         ),
     ] = None,
     out: Annotated[
@@ -344,7 +351,7 @@ def run(
         "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
         "augment": augment, "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
         "ft_batch_size": ft_batch_size, "whole_test": whole_test, "engine": engine, "device": device, "dtype": dtype,
-        "eval_every": eval_every,
+        "clients_per_batch": clients_per_batch, "tf32": tf32, "eval_every": eval_every,
     }  # fmt: skip
     if "method" in own:
         raise InputError("--set method=... is not a setting: the method is the first word after run")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pfl_lite.data.images import SPLITS
+from pfl_lite.engine.batching import Computing
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
 from pfl_lite.methods.base import check_choice
@@ -23,6 +24,8 @@ SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 """What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
 TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in SGD_BOUNDS))
+MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(Computing))}
+"""Settings of where and how a run is computed: it is the same run, whatever they say."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -90,11 +93,19 @@ class RunConfig:
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     dtype: str = "float32"
     """`float32` or `float64`."""
+    clients_per_batch: int = 0
+    """Of `vmap`: how many clients at most are computed together; 0: all on a CPU, as many as fit into its memory on a GPU."""
+    convolution: str = "auto"
+    """Of `vmap`: `grouped` convolutions, or `unfold` for products of patches; `auto`: patches on a GPU where channels are few."""
+    graphs: bool = True
+    """Of `vmap` on a GPU: record the training step once as a CUDA graph, and replay it."""
+    tf32: bool = True
+    """On a GPU: products in TF32, which keeps 10 bits of a float32's 23; False: exact ones."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "eval_every"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("unseen", "seed", "ft_epochs", "ft_every"):
+        for name in ("unseen", "seed", "ft_epochs", "ft_every", "clients_per_batch"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         for prefix in ("", "ft_"):
             for name, right, wanted in SGD_BOUNDS:
@@ -113,6 +124,7 @@ class RunConfig:
             augment=(self.augment, ("none", "crop_flip")),
             ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
             engine=(self.engine, ("loop", "vmap", "auto")),
+            convolution=(self.convolution, ("auto", "grouped", "unfold")),
             device=(self.device, ("auto", "cpu", "cuda")),
             dtype=(self.dtype, tuple(DTYPES)),
         )
@@ -125,12 +137,20 @@ class RunConfig:
         if not right:
             raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
 
+    @property
+    def computing(self) -> Computing:
+        """How the run is computed."""
+        return Computing(**{f.name: getattr(self, f.name) for f in fields(Computing)})
+
     def resolved(self) -> RunConfig:
         """The same run with every `auto` replaced by what it means here."""
         from pfl_lite.models import auto_network
 
         device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         engine = self.engine if self.engine != "auto" else ("vmap" if device == "cuda" else "loop")
+        for name in ("clients_per_batch", "convolution"):
+            if engine == "loop" and getattr(self, name) != getattr(Computing, name):
+                raise InputError(f"{name} belongs to the engine vmap: leave it out, or use --engine vmap")
         return replace(self, device=device, engine=engine, model=auto_network(self.model, self.data))
 
     def as_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.augment import crop_flip, random_crops
+from pfl_lite.engine.augment import random_crops
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
-from pfl_lite.models.training import STATISTICS_RATE, fold, is_statistic
+from pfl_lite.models.training import STATISTICS_RATE, is_statistic
 from pfl_lite.seeds import generator
 
-EVALUATION_BATCH = 250  # large enough to be quick, small enough to stay in a processor's cache
+EVALUATION_BATCH = {"cpu": 250, "cuda": 1000}
+"""Images a client that are looked at together: on a CPU few enough to stay in its cache, on a GPU enough to keep it busy."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class LocalSettings:
     rounds: int = 1
     keyed: bool = False
     augment: str = "none"
+
+
+def on_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """An array as a tensor on a device; a GPU fetches it while the processor goes on."""
+    tensor = torch.from_numpy(array)
+    return tensor if torch.device(device).type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, epochs: int) -> np.ndarray:
@@ -103,7 +110,7 @@ class LocalWork:
         """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws."""
         when = () if fixed else (self.round,)
         numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
-        return torch.from_numpy(numbers).to(self.network.device, self.network.dtype)
+        return on_device(numbers, self.network.device).to(self.network.dtype)
 
     def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
         """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
@@ -115,7 +122,7 @@ class LocalWork:
             return None
         streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
-        return torch.from_numpy(keys).to(self.federation.images.device)
+        return on_device(keys, self.federation.images.device)
 
     def crops(self, phase: str, orders: list[np.ndarray]) -> Tensor | None:
         """Where the images of one phase are cut out and whether they are mirrored [S, E, n, 3]; None without augmentation."""
@@ -125,18 +132,13 @@ class LocalWork:
         for mine, i, order in zip(crops, self.ids, orders, strict=True):
             rng = generator(self.seed, "augment", self.round, i, phase)
             mine[:, : order.shape[1]] = random_crops(rng, order.shape)
-        return torch.from_numpy(crops).to(self.federation.images.device)
+        return on_device(crops, self.federation.images.device)
 
-    def prepared(self, batches: Iterator[Batch], key: Tensor | None, crops: Tensor | None) -> Iterator[Batch]:
-        """The mini-batches of an epoch, with keys of their own from the epoch's, and images cut out at `crops` [n, 3]."""
-        if key is not None:
-            batches = (batch._replace(key=fold(key, step)) for step, batch in enumerate(batches))
-        if crops is None:
-            return batches
-        data = self.federation
-        mean, std = (data.images.new_tensor(numbers) for numbers in (data.card.mean, data.card.std))
-        cut = crops.split(self.settings.batch_size)
-        return (b._replace(x=crop_flip(b.x, c, -mean / std)) for b, c in zip(batches, cut, strict=False))
+    def black(self) -> Tensor:
+        """The value of a black pixel after normalisation [C]."""
+        images, card = self.federation.images, self.federation.card
+        mean, std = (torch.tensor(numbers, dtype=images.dtype) for numbers in (card.mean, card.std))
+        return on_device((-mean / std).numpy(), images.device)
 
     def orders(self, phase: str, epochs: int | None, part: str) -> list[np.ndarray]:
         """Places in the clients' training images, [E, n_i] for each of `ids`, in the order in which a phase visits them."""
@@ -160,13 +162,20 @@ class LocalWork:
 
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
-    ) -> Iterator[Iterator[Batch]]:
+    ) -> Iterator[Iterable[Batch]]:
         """The training mini-batches of some local epochs in this phase's order, epoch by epoch."""
         raise NotImplementedError
 
-    def batches(self, phase: str, epochs: int | None, part: str) -> Iterator[Batch]:
+    def batches(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterable[Batch]:
         """The same mini-batches in one row."""
         return itertools.chain.from_iterable(self.passes(phase, epochs, part))
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Images of one client that are looked at together."""
+        return EVALUATION_BATCH[self.federation.images.device.type]
 
     def data(self, split: str) -> Iterator[Batch]:
         """The client's images of one split in large batches, in their stored order."""
@@ -202,10 +211,14 @@ class LocalWork:
     def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """`carry = step(carry, batch)` over given mini-batches; steps of padding alone leave it as it is."""
         for batches in zip(*streams, strict=True):
-            new = step(carry, *batches)
-            active = batches[0].active
-            carry = new if active is None else keep_idle(active, new, carry)
+            carry = self.moved(step, carry, batches)
         return carry
+
+    @staticmethod
+    def moved(step: Callable[..., Carry], carry: Carry, batches: Sequence[Batch]) -> Carry:
+        """`step(carry, *batches)`, or the carry as it is where the mini-batches are padding alone."""
+        new, active = step(carry, *batches), batches[0].active
+        return new if active is None else keep_idle(active, new, carry)
 
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """`function(batch)` [b, ...] of training mini-batches, computed once for every image (see `Work`)."""

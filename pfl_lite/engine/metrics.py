@@ -31,7 +31,8 @@ def right_by_class(
 ) -> Tensor:
     """How many of the given images [n, C, H, W] of every class are answered correctly: [K]."""
     right = torch.zeros(classes, dtype=torch.float64, device=images.device)
-    for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
+    size = EVALUATION_BATCH[images.device.type]
+    for x, y in zip(images.split(size), labels.split(size), strict=True):
         correct = predict(x).argmax(1) == y  # [b]
         right = right + (F.one_hot(y, classes) * correct[:, None]).sum(0)
     return right

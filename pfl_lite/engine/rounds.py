@@ -95,9 +95,9 @@ class Simulation:
             augment=config.augment,
         )
         self.map: Mapping = (
-            MAPPINGS[config.engine](self.network, federation, config.seed)
+            MAPPINGS[config.engine](self.network, federation, config.seed, config.computing)
             if workers == 1
-            else Forked(self.network, federation, config.seed, workers)
+            else Forked(self.network, federation, config.seed, config.computing, workers)
         )
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
@@ -152,8 +152,8 @@ class Simulation:
 
         started = time.perf_counter()
         *answers, counted = self.map(one, self.server, self.clients, ids, number, self.settings)
+        down, up = counted["floats"].sum(0).tolist()  # waits for a GPU
         self.training_seconds += time.perf_counter() - started
-        down, up = counted["floats"].sum(0).tolist()
         return tuple(answers), (down, up)
 
     def advance(self) -> dict[str, Any]:
@@ -235,6 +235,8 @@ class Simulation:
             self.round + 1,
             self.tuning,
         )[0]
+        if config.device == "cuda":
+            torch.cuda.synchronize()  # the clock stops when the work is done, not when it is ordered
         self.training_seconds += time.perf_counter() - started
         return tuned
 
@@ -508,7 +510,7 @@ def check_whole_test(federation: Federation, config: RunConfig) -> None:
 
 def trajectory(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
-    free = () if config.method.anneals else ("rounds",)
+    free = {"clients_per_batch", "convolution", "graphs"} | (set() if config.method.anneals else {"rounds"})
     return {name: value for name, value in config.as_dict().items() if name not in free}
 
 

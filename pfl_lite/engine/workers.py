@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pfl_lite.data.federation import Federation
+from pfl_lite.engine.batching import Computing
 from pfl_lite.engine.local_sgd import LocalWork
 from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, together
 from pfl_lite.errors import InputError
@@ -34,8 +35,10 @@ class Forked(Loop):
         InputError: this system cannot fork safely.
     """
 
-    def __init__(self, network: Network, federation: Federation, seed: int, workers: int) -> None:
-        super().__init__(network, federation, seed)
+    def __init__(
+        self, network: Network, federation: Federation, seed: int, computing: Computing, workers: int
+    ) -> None:
+        super().__init__(network, federation, seed, computing)
         if not sys.platform.startswith("linux"):
             raise InputError("one run on several processes needs Linux: use one worker here")
         self.workers = workers

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from pfl_lite.engine.config import with_defaults
+from pfl_lite.engine.config import MACHINE_KEYS, with_defaults
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain
 
@@ -26,7 +26,6 @@ Run = dict[str, Any]
 RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
 SEARCH_KEYS = ("experiment", "arm", "candidates", "chosen")
 FINAL_KEYS = ("test_accuracy", "test_loss", "train_size", "test_size")
-MACHINE_KEYS = {"device", "engine"}  # where and how it was computed: the same run, whatever they say
 FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
 
 

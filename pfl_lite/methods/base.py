@@ -139,7 +139,7 @@ class Work(Protocol):
 
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
-    ) -> Iterator[Iterator[Batch]]:
+    ) -> Iterator[Iterable[Batch]]:
         """The mini-batches that `scan` goes through, epoch by epoch; a `part` may also be `gate`, the quarter beside `per`."""
 
     def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:

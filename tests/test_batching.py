@@ -1,0 +1,316 @@
+"""The batched engine: groups of like clients, memory, recorded steps and patches change no number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_methods import QUICK
+from torch.func import grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from toy import FAST, Dropped, five_clients, same, tiny_clients, train
+
+from pfl_lite.data.partition import partition_labels
+from pfl_lite.engine.batching import IDLE, PROBE, Room, groups, padded, padding
+from pfl_lite.engine.config import make_config
+from pfl_lite.engine.convolution import Unfolded
+from pfl_lite.engine.replay import Again, Replay
+from pfl_lite.engine.rounds import Simulation
+from pfl_lite.errors import InputError
+from pfl_lite.methods import METHODS
+from pfl_lite.models import NETWORKS, NetworkSpec
+
+
+def tiny(method: str, **settings: Any) -> Simulation:
+    """A simulation of clients of one to four images, one image a mini-batch, so that their steps differ fourfold."""
+    usual = {
+        "clients": 4,
+        "model": "linear",
+        "batch_size": 1,
+        "participation": 0.75,
+        "lr": 0.05,
+        "momentum": 0.5,
+    }
+    usual |= {"fedamp": {"lam": 0.5}}.get(method, {}) | QUICK.get(method, {})
+    usual |= {} if method == "fedem" else {"ft_epochs": 1}
+    return Simulation(make_config(method, **(FAST | usual | settings)), tiny_clients())
+
+
+def agree(a: Simulation, b: Simulation) -> bool:
+    """Whether two finished runs trained as many images and hold the same models."""
+    models = same(a.server, b.server, 1e-10) and same(a.scored_models(), b.scored_models(), 1e-10)
+    return models and a.map.images_trained == b.map.images_trained
+
+
+# ---- who is computed together ---------------------------------------------------------------------------------------
+
+
+def sizes_at_random(seed: int) -> list[int]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(1, 10 ** rng.integers(1, 4), size=rng.integers(1, 30)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("at_most", [None, 1, 3])
+def test_groups_hold_every_client_once_and_idle_little(seed: int, at_most: int | None) -> None:
+    sizes = sizes_at_random(seed)
+    cut = groups(sizes, 16, at_most)
+    assert sorted(place for group in cut for place in group) == list(range(len(sizes)))
+    assert all(1 <= len(group) <= (at_most or len(sizes)) for group in cut)
+    alone = sum(padded(size, 16) for size in sizes)
+    computed = sum(len(group) * max(padded(sizes[place], 16) for place in group) for group in cut)
+    assert alone >= (1 - IDLE) * computed
+    one = len(sizes) * max(padded(size, 16) for size in sizes)
+    if at_most is None:
+        assert (len(cut) == 1) == (alone >= (1 - IDLE) * one)
+    if len(cut) == 1:
+        assert cut[0] == list(range(len(sizes)))
+
+
+def test_clients_of_like_size_are_put_together() -> None:
+    assert groups([1000, 10, 10, 990], 64) == [[0, 3], [1, 2]]
+    assert groups([5] * 5, 64, 2) == [[0], [1, 2], [3, 4]]
+    assert groups([0, 0], 64) == [[0, 1]]
+
+
+@pytest.mark.parametrize("clients", [15, 50])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_little_of_the_work_is_padding_at_the_papers_skew(clients: int, seed: int) -> None:
+    labels, test = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)  # as many as CIFAR-10 has
+    shares = partition_labels(labels, test, 10, "dirichlet:0.4", clients, seed)
+    sizes = [len(share.train) for share in shares]
+    cut = groups(sizes, 64)
+    assert padding(sizes, 64, cut) < 0.15 < padding(sizes, 64, [list(range(clients))])
+    assert len(cut) <= 5
+
+
+def test_padding_is_what_the_engine_computes() -> None:
+    sim = Simulation(make_config("fedavg", **FAST, engine="vmap"), five_clients())
+    sim.advance()
+    sizes = sim.federation.train_sizes.tolist()
+    share = padding(sizes, 32, groups(sizes, 32))
+    assert 1 - sim.map.images_trained / sim.map.images_computed == pytest.approx(share) and share > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("together", [1, 2])
+def test_numbers_do_not_depend_on_who_is_computed_together(method: str, together: int) -> None:
+    loop, batched = tiny(method), tiny(method, engine="vmap", clients_per_batch=together)
+    loop.run()
+    batched.run()
+    assert agree(loop, batched)
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_does_not_fit_is_halved_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, small = tiny("fedavg", participation=1.0), tiny("fedavg", participation=1.0, engine="vmap")
+    together, tried = type(small.map).together, []  # type: ignore[attr-defined]
+
+    def greedy(self: Any, function: Any, server: Any, clients: Any, work: Any) -> Any:
+        answers = together(self, function, server, clients, work)
+        tried.append(len(work.ids))
+        if len(work.ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return answers
+
+    monkeypatch.setattr(type(small.map), "together", greedy)
+    monkeypatch.setattr("pfl_lite.engine.batching.IDLE", 0.9)  # so that all four begin together
+    loop.run()
+    small.run()
+    assert agree(loop, small) and tried.count(4) == len(small.map.rooms)  # type: ignore[attr-defined]
+
+
+def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sim = tiny("fedavg", engine="vmap")
+    monkeypatch.setattr(type(sim.map), "together", never)
+    with pytest.raises(InputError, match="one client alone does not fit"):
+        sim.run()
+
+
+def test_a_gpu_is_filled_by_what_the_first_clients_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"memory_allocated": 100, "memory_reserved": 300, "max_memory_allocated": 100 + 8 * 50}
+    for name, value in state.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (5000 - 200, 10_000))
+    room = Room(torch.device("cuda"))
+    assert room.clients == PROBE == 8 and room.attempt(8, lambda: "done") == "done"
+    assert room.clients == 40  # 0.4 * 5000 / 50
+    assert Room(torch.device("cuda"), 7).clients == 7 and Room(torch.device("cpu")).clients is None
+
+
+# ---- recorded steps -------------------------------------------------------------------------------------------------
+
+
+class Guard(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot hold: answers that the host waits for, and numbers that come from it."""
+
+    refused: ClassVar = {"_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "lift_fresh"}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masked = name == "index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+        assert name not in self.refused and not masked, f"{name} inside a training step"
+        return func(*args, **(kwargs or {}))
+
+
+def recorded_by(sim: Simulation, recorder: Again) -> None:
+    """Let a simulation record its steps, as it would on a GPU."""
+    sim.map.replay = Replay(recorder)  # type: ignore[attr-defined]
+
+
+class Watched(Again):
+    """Records on a CPU, looks at every step that is done again, and counts recordings."""
+
+    count = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.count += 1
+
+        def again() -> None:
+            with Guard():
+                work()
+
+        return again
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_done_again_on_its_buffers_is_the_loop(method: str) -> None:
+    loop, batched, recorder = tiny(method), tiny(method, engine="vmap"), Watched()
+    recorded_by(batched, recorder)
+    loop.run()
+    batched.run()
+    assert agree(loop, batched) and recorder.count > 1
+
+
+def test_a_step_with_dropout_and_augmented_images_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
+    settings = {"model": "dropped", "augment": "crop_flip", "participation": 0.6, "epochs": 1}
+    loop, batched = (
+        Simulation(make_config("fedavg", **(FAST | settings), engine=engine), five_clients())
+        for engine in ("loop", "vmap")
+    )
+    recorder = Watched()
+    recorded_by(batched, recorder)
+    loop.run()
+    batched.run()
+    assert agree(loop, batched) and recorder.count > 1
+
+
+def test_buffers_are_the_loop_s_own_and_one_a_client() -> None:
+    start, slots = torch.zeros(2), torch.arange(3)
+
+    def one(slot: torch.Tensor) -> torch.Tensor:
+        def step(carry: Any, number: torch.Tensor) -> Any:
+            return ({"w": carry[0]["w"] + number * slot},)
+
+        return Replay(Again()).loop(step, ({"w": start},), 5, slot)[0]["w"]
+
+    assert vmap(one)(slots).tolist() == [[0, 0], [10, 10], [20, 20]] and not start.any()
+
+
+def test_a_step_that_cannot_be_recorded_is_done_without_and_said_once() -> None:
+    class Broken(Again):
+        def record(self, work: Callable[[], None]) -> Callable[[], None]:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    loop, batched = tiny("fedavg"), tiny("fedavg", engine="vmap")
+    recorded_by(batched, Broken())
+    loop.run()
+    with pytest.warns(
+        UserWarning, match="runs without: operation not permitted when stream is capturing$"
+    ) as said:
+        batched.run()
+    assert agree(loop, batched) and len(said) == 1
+
+
+# ---- convolutions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")  # torch warns where it would go through the clients one by one
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "rim"), [(3, 5, 1, 0), (6, 3, 2, 1), (4, 2, (2, 1), (0, 1))]
+)
+def test_patches_are_convolutions_with_both_derivatives(
+    channels: int, kernel: int, stride: Any, rim: Any
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, w, b = (
+        torch.randn(*shape, dtype=torch.float64, generator=random)
+        for shape in ((3, 2, channels, 9, 8), (3, 5, channels, kernel, kernel), (3, 5))
+    )
+
+    def loss(x: Any, w: Any, b: Any) -> Any:
+        return (F.conv2d(x, w, b, stride, rim) ** 3).sum()
+
+    def steepness(*inputs: Any) -> Any:
+        return torch.stack([(g**2).sum() for g in grad(loss, (0, 1, 2))(*inputs)]).sum()
+
+    for function in (grad(loss, (0, 1, 2)), grad(steepness, (0, 1, 2))):
+        plain = vmap(function)(x, w, b)
+        with Unfolded(below=channels + 1):
+            patches = vmap(function)(x, w, b)
+        assert all(torch.allclose(p, q, rtol=1e-10) for p, q in zip(plain, patches, strict=True))
+
+
+def test_wide_grouped_and_dilated_convolutions_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "pfl_lite.engine.convolution.convolve", lambda *_: pytest.fail("went through patches")
+    )
+    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    with Unfolded(below=4):
+        F.conv2d(x, w)
+    with Unfolded(below=5):
+        F.conv2d(x, w[:, :1], groups=4)
+        F.conv2d(x, w, dilation=2)
+        F.conv2d(x, w, padding="same")
+
+
+def test_a_run_through_patches_is_the_same_run() -> None:
+    settings = {"engine": "vmap", "model": "small_cnn", "epochs": 1, "rounds": 1}
+    grouped, patches = (
+        train("fedavg", five_clients(), **settings, convolution=kind) for kind in ("grouped", "unfold")
+    )
+    assert same(grouped.server, patches.server, 1e-10)
+    with patches.map.convolving() as mode:  # type: ignore[attr-defined]
+        assert isinstance(mode, Unfolded)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_tf32_holds_while_clients_are_computed_and_no_longer() -> None:
+    libraries = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [library.allow_tf32 for library in libraries]
+    for tf32 in (True, False):
+        sim = tiny("fedavg", tf32=tf32)
+        sim.map.device = torch.device("cuda")
+        with sim.map.products():
+            assert [library.allow_tf32 for library in libraries] == [tf32, tf32]
+        assert [library.allow_tf32 for library in libraries] == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("clients_per_batch", 3), ("convolution", "unfold")])
+def test_the_loop_takes_no_settings_of_batches(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{name} belongs to the engine vmap"):
+        tiny("fedavg", engine="loop", **{name: value})
+    with pytest.raises(InputError, match="clients_per_batch must be 0 or more"):
+        make_config("fedavg", clients_per_batch=-1)
+
+
+def test_a_checkpoint_goes_on_in_other_batches(tmp_path: Path) -> None:
+    whole, first, second = (tiny("fedavg", engine="vmap", clients_per_batch=k) for k in (0, 1, 2))
+    whole.run()
+    first.step()
+    first.save(tmp_path / "run.pt")
+    assert second.run(checkpoint=tmp_path / "run.pt") and same(whole.server, second.server, 1e-10)
