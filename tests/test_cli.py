@@ -64,6 +64,17 @@ def test_engines_agree(method: str, tmp_path: Path) -> None:
     assert loop == pytest.approx(batched, abs=1e-9)
 
 
+def test_how_a_run_is_computed_can_be_said(tmp_path: Path) -> None:
+    how = ["--engine", "vmap", "--clients-per-batch", 3, "--no-tf32", "--set", "convolution=unfold"]
+    result = call("run", "fedavg", *EIGHT, *how, "--set", "graphs=false", "--out", tmp_path / "run.json")
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "run.json").read_text())["config"]
+    said = {"clients_per_batch": 3, "tf32": False, "convolution": "unfold", "graphs": False}
+    assert {name: config[name] for name in said} == said
+    result = call("run", "fedavg", *EIGHT, "--engine", "loop", "--clients-per-batch", 3)
+    assert result.exit_code == 2 and "clients_per_batch belongs to the engine vmap" in result.output
+
+
 def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     out, save = tmp_path / "run.json", tmp_path / "models.npz"
     result = call(

@@ -129,8 +129,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "plain steps with momentum",
         ),
         (
-            "carry = new if active is None else keep_idle(active, new, carry)",
-            "carry = new",
+            "return new if active is None else keep_idle(active, new, carry)",
+            "return new",
             "a client with fewer batches trains on padding",
         ),
         ("shuffled[samples // 4 :]", "shuffled", "`per` is all of the images"),
@@ -149,7 +149,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             'if self.settings.augment == "other":\n            return function',
             "what augmentation changes is looked up",
         ),
-        ("crop_flip(b.x, c, -mean / std)", "crop_flip(b.x, c, 0 * std)", "borders of the mean grey"),
+        ("(-mean / std).numpy()", "(0 * std).numpy()", "borders of the mean grey"),
         (
             'generator(seed, "batches", round, client, phase)',
             'generator(seed, "batches", round, client)',
