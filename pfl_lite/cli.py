@@ -567,6 +567,23 @@ def bench(
         write_json(out, numbers)
 
 
+@app.command()
+def notebooks(
+    folder: Annotated[Path, typer.Argument(help="folder to copy the chapters to; made if it is not there")],
+    force: Annotated[bool, typer.Option("--force", help="replace chapters that are there already")] = False,
+) -> None:
+    """Copy the chapters of the book, to be run and changed: they come with the package.
+
+    Example: `pfl-lite notebooks my-chapters`
+    """
+    from pfl_lite.chapters import copy_chapters
+
+    written = copy_chapters(folder, force)
+    typer.echo(
+        f"{len(written)} chapters are in {folder}: start with {folder}/federated-learning-in-twenty-lines.ipynb"
+    )
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()

@@ -16,12 +16,18 @@ Settings = dict[str, Any]
 
 @cache
 def paper_tables() -> tuple[dict[str, str], ...]:
-    """The papers' printed numbers, one row a cell of a table (`data/paper_tables.csv`); empty if the file is not here."""
-    path = Path(__file__).resolve().parents[2] / "data" / "paper_tables.csv"
-    if not path.is_file():
+    """The papers' printed numbers, one row a cell of a table (`data/paper_tables.csv`); empty if the file is not here.
+
+    "Here" is the repository or, for the chapters of an installed package, the working folder.
+    """
+    file = Path("data") / "paper_tables.csv"
+    path = next(
+        (top / file for top in (Path(__file__).resolve().parents[2], Path()) if (top / file).is_file()), None
+    )
+    if path is None:
         return ()
-    with path.open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
+    with path.open(encoding="utf-8", newline="") as opened:
+        return tuple(csv.DictReader(opened))
 
 
 def printed(paper: str, table: str, method: str, setting: str = "", **where: str) -> float | None:

@@ -1,0 +1,47 @@
+"""The chapters of the book, for a reader who has installed the package only."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pfl_lite.errors import InputError
+
+
+def source() -> Path:
+    """The folder of the chapters: in an installed package its own, in the repository `book/`.
+
+    Raises:
+        InputError: neither is there.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "book", package.parent / "book"):
+        if next(folder.glob("*.ipynb"), None):
+            return folder
+    raise InputError(f"this installation of pfl_lite has no chapters: {package / 'book'} holds no notebook")
+
+
+def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
+    """Copy the chapters to `folder`, with the stored results that some of them read below `folder/data`.
+
+    Returns the notebooks that were written. In that folder, `jupyter lab` runs them.
+
+    Raises:
+        InputError: `folder` is a file, or holds a chapter already and `force` is not given.
+        OSError: `folder` cannot be written.
+    """
+    book = source()
+    data = book / "data" if (book / "data").is_dir() else book.parent / "data"
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder for the chapters")
+    chapters = sorted(book.glob("*.ipynb"))
+    there = [chapter.name for chapter in chapters if (folder / chapter.name).exists()]
+    if there and not force:
+        raise InputError(
+            f"{folder / there[0]} exists: name another folder, or replace the chapters with --force"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [Path(shutil.copyfile(chapter, folder / chapter.name)) for chapter in chapters]
+    if data.is_dir():
+        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
+    return written
