@@ -16,6 +16,6 @@ if [ "$versions" = locked ]; then
   tools/uv.sh pip sync requirements.lock
   tools/uv.sh pip install --no-deps -e .
 else
-  tools/uv.sh pip install --upgrade -e '.[book,dev]'
+  tools/uv.sh pip install --upgrade -e '.[book,course,dev]'
 fi
 echo "The environment is ready after $((SECONDS - started)) s"

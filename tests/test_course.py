@@ -1,0 +1,276 @@
+"""The teacher's files: what students see and what they do not, how answers are graded, slides, and copies of the chapters."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+
+from pfl_lite import chapters as copies
+from pfl_lite.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = sorted((ROOT / "book").glob("*.ipynb"))
+ONE = "federated-learning-in-twenty-lines"
+
+
+@pytest.fixture(scope="module")
+def text_tools() -> Iterator[ModuleType]:
+    """tools/chapter_text.py; scripts of that folder find each other by name."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    yield importlib.import_module("chapter_text")
+    sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The course of one chapter."""
+    output = tmp_path_factory.mktemp("course") / "course"
+    command = [sys.executable, str(ROOT / "tools/make_course.py"), ONE, "--output", str(output)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return output
+
+
+def cells(path: Path) -> dict[str, nbformat.NotebookNode]:
+    return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
+
+
+def test_students_get_stubs_and_nothing_of_the_solutions(course: Path) -> None:
+    student, source = cells(course / f"student/{ONE}.ipynb"), cells(ROOT / f"book/{ONE}.ipynb")
+    everything = "\n".join(cell.source for cell in student.values())
+    for cell in source.values():
+        if "solution" in cell.metadata.get("tags", []) and "tests" not in cell.metadata.tags:
+            longest = max(cell.source.splitlines(), key=len)
+            assert longest not in everything, f"a student can read {longest!r}"
+    assert "A gradient has as many numbers as a model" not in everything  # the prose of a solution
+    assert "HIDDEN" not in everything and "solution-start" not in everything
+
+    stub = student["ex-fl-fedsgd-code"].source
+    assert stub.startswith("def fedsgd(theta, T, lr, fed=federation):")
+    with pytest.raises(NotImplementedError, match=r"exercise 1\.3: Send gradients instead of models"):
+        exec(stub + "\nfedsgd(None, 1, 0.1)", {"federation": None})
+    with pytest.raises(NotImplementedError, match=r"exercise 1\.1"):
+        exec(student["ex-fl-floats-code"].source, {})
+    for title in ("Count the floats", "Send gradients instead of models", "Fewer clients a round"):
+        assert title in everything
+
+
+def test_what_is_no_exercise_keeps_its_code_and_outputs(course: Path) -> None:
+    for edition in ("student", "instructor"):
+        made = cells(course / f"{edition}/{ONE}.ipynb")
+        for name, cell in cells(ROOT / f"book/{ONE}.ipynb").items():
+            if cell.cell_type == "code" and "solution" not in cell.metadata.get("tags", []):
+                assert made[name].source == cell.source and made[name].outputs == cell.outputs
+
+
+def test_instructors_get_every_solution(course: Path) -> None:
+    made = cells(course / f"instructor/{ONE}.ipynb")
+    for name, cell in cells(ROOT / f"book/{ONE}.ipynb").items():
+        if "solution" in cell.metadata.get("tags", []):
+            assert made[name].source == cell.source
+    everything = "\n".join(cell.source for cell in made.values())
+    assert (
+        "Solution of exercise 1.3" in everything and "A gradient has as many numbers as a model" in everything
+    )
+
+
+def test_editions_hold_no_directive_of_the_book(text_tools: ModuleType) -> None:
+    writer = text_tools.Writer(ROOT / "book")
+    left = [
+        f"{chapter.name}: {found[0]}"
+        for chapter in writer.chapters
+        for piece in text_tools.pieces(chapter)
+        if piece.cell.cell_type == "markdown"
+        for found in re.finditer(r"\{[\w:]+\}`|^[:`]{3,}\{.*", writer.plain(piece.cell.source), re.MULTILINE)
+    ]
+    assert not left, left
+    assert writer.labels["ex-om-keep"] == "exercise 3.3" and writer.labels["eq-om-fedper"] == "(3.3)"
+    assert writer.plain("{cite:t}`mcmahan2017fedavg`") == "McMahan et al. (2017)"
+    assert writer.plain("see {eq}`eq-om-fedper` in [one](one-model-or-many)") == (
+        "see (3.3) in [one](one-model-or-many.ipynb)"
+    )
+
+
+@pytest.mark.parametrize(
+    "chapter", [path for path in CHAPTERS if path.stem != "reproducing-pfedmb"], ids=lambda p: p.stem
+)
+def test_a_code_exercise_is_graded(chapter: Path) -> None:
+    """In every chapter that teaches a method: tests that students see, others, and a function that both call."""
+    notebook = nbformat.read(chapter, as_version=4)
+    tagged = {
+        tag: [cell.source for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+        for tag in ("tests", "hidden-tests", "solution")
+    }
+    assert tagged["tests"] and len(tagged["tests"]) == len(tagged["hidden-tests"])
+    hidden = [
+        cell.metadata.tags for cell in notebook.cells if "hidden-tests" in cell.metadata.get("tags", [])
+    ]
+    assert all("remove-cell" in tags for tags in hidden), "the site shows the tests"
+    defined = {
+        node.name
+        for source in tagged["solution"]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    for source in tagged["tests"] + tagged["hidden-tests"]:
+        called = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+        assert defined & called, "the tests call nothing that the solution defines"
+
+
+# What students hand in for exercise 1.3, and what it is worth: (tests they have seen, tests they have not).
+FEDSGD = """
+def fedsgd(theta, T, lr, fed=federation):
+    for _ in range(T):
+        total = {name: torch.zeros_like(p) for name, p in theta.items()}
+        weights = fed.train_sizes.double() / fed.train_sizes.sum()
+        for a, mine in zip(weights, fed.train, strict=True):
+            w = {name: p.clone().requires_grad_() for name, p in theta.items()}
+            loss = F.cross_entropy(softmax_regression(w, fed.images[mine]), fed.labels[mine])
+            gradients = torch.autograd.grad(loss, list(w.values()))
+            total = {name: total[name] + a * g for name, g in zip(w, gradients, strict=True)}
+        theta = {name: p - lr * total[name] for name, p in theta.items()}
+    return theta
+"""
+SUBMISSIONS = {
+    "right": (FEDSGD, (1, 1)),
+    "empty": (None, (0, 0)),
+    "unweighted": (FEDSGD.replace("for a, mine in zip(weights,", "for a, mine in zip([1 / 8] * 8,"), (0, 0)),
+    "one-round-only": (FEDSGD.replace("range(T)", "range(1)"), (1, 0)),
+    "wrong-sign": (FEDSGD.replace("p - lr", "p + lr"), (0, 0)),
+}
+
+
+def test_grading(course: Path, tmp_path: Path) -> None:
+    """One right, one empty and three wrong answers get what they deserve, also if a student rewrites the tests."""
+    from nbgrader.api import Gradebook
+
+    grading = tmp_path / "grading"
+    shutil.copytree(course / "grading", grading)
+    for student, (answer, _) in SUBMISSIONS.items():
+        notebook = nbformat.read(course / f"student/{ONE}.ipynb", as_version=4)
+        # The experiments take a minute; what these answers need comes before them.
+        needed = {"cell-03", "cell-10", "cell-12", "cell-14"}
+        notebook.cells = [cell for cell in notebook.cells if cell.id in needed or "nbgrader" in cell.metadata]
+        for cell in notebook.cells:
+            if cell.id == "ex-fl-fedsgd-code" and answer:
+                assert answer != FEDSGD or student == "right"
+                cell.source = answer
+            elif cell.id == "ex-fl-fedsgd-tests" and student == "wrong-sign":
+                cell.source = "pass"
+        folder = grading / "submitted" / student / ONE
+        folder.mkdir(parents=True)
+        nbformat.write(notebook, folder / f"{ONE}.ipynb")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process = subprocess.run(
+        [sys.executable, "-m", "nbgrader", "autograde", ONE],
+        cwd=grading, capture_output=True, text=True, env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr[-3000:]
+    got = {}
+    with Gradebook(f"sqlite:///{grading}/gradebook.db") as gradebook:
+        for student in SUBMISSIONS:
+            notebook = gradebook.find_submission_notebook(ONE, ONE, student)
+            points = {grade.name: grade.auto_score for grade in notebook.grades}
+            got[student] = points["ex-fl-fedsgd-tests"], points["ex-fl-fedsgd-hidden-tests"]
+            assert points["ex-fl-floats-text"] == 0, "an answer that nobody wrote has points"
+    assert got == {student: points for student, (_, points) in SUBMISSIONS.items()}
+
+
+def test_slides_need_no_network(course: Path) -> None:
+    page = BeautifulSoup((course / f"slides/{ONE}.html").read_text(encoding="utf-8"), "html.parser")
+    loaded = [str(tag["src"]) for tag in page.find_all(src=True)]
+    loaded += [str(tag["href"]) for tag in page.find_all("link", href=True)]
+    files = [address for address in loaded if not address.startswith("data:")]
+    assert any("reveal.js" in address for address in files) and any("mathjax" in address for address in files)
+    for address in files:
+        assert (course / "slides" / unquote(address)).is_file(), address
+    assert "import mermaid" not in str(page) and "require(" not in str(page)
+
+
+def test_slides_follow_the_chapter(course: Path) -> None:
+    page = BeautifulSoup((course / f"slides/{ONE}.html").read_text(encoding="utf-8"), "html.parser")
+    headings = [heading.get_text().rstrip("¶") for heading in page.select(".slides h1, .slides h2")]
+    assert headings[0] == "Federated learning in twenty lines"
+    assert [name for name in ("The problem", "The maths", "Common pitfalls", "Exercises") if name in headings] == [
+        "The problem", "The maths", "Common pitfalls", "Exercises",
+    ]  # fmt: skip
+    pictures = page.select(".slides img")
+    assert len(pictures) >= 4 and all(len(str(picture.get("alt", ""))) > 20 for picture in pictures)
+    words = page.select_one(".slides").get_text()
+    assert "four clients a round: $P$ down" not in words and "Four clients a round" not in words  # a solution
+
+
+def test_zip_holds_the_course(course: Path) -> None:
+    with zipfile.ZipFile(course / "pfl-course.zip") as packed:
+        names = set(packed.namelist())
+    for part in (
+        f"student/{ONE}.ipynb",
+        f"instructor/{ONE}.ipynb",
+        f"slides/{ONE}.html",
+        "grading/nbgrader_config.py",
+    ):
+        assert f"pfl-course/{part}" in names
+
+
+def test_an_unknown_chapter_gets_one_sentence() -> None:
+    command = [sys.executable, str(ROOT / "tools/make_course.py"), "clustres"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 1 and process.stderr.startswith(
+        "make_course: no chapter 'clustres' (there are: "
+    )
+
+
+def test_chapters_are_copied(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    written = copies.copy_chapters(folder)
+    assert sorted(path.name for path in written) == [path.name for path in CHAPTERS]
+    assert (folder / f"{ONE}.ipynb").read_bytes() == (ROOT / f"book/{ONE}.ipynb").read_bytes()
+    assert (folder / "data/paper_tables.csv").is_file() and any((folder / "data/results").iterdir())
+
+
+def test_no_chapter_is_replaced_unasked(tmp_path: Path) -> None:
+    changed = tmp_path / CHAPTERS[-1].name
+    changed.write_text("my notes")
+    with pytest.raises(InputError, match=rf"{changed.name} exists: .* --force"):
+        copies.copy_chapters(tmp_path)
+    assert changed.read_text() == "my notes" and len(list(tmp_path.iterdir())) == 1, "something was copied"
+    copies.copy_chapters(tmp_path, force=True)
+    assert changed.read_bytes() == CHAPTERS[-1].read_bytes()
+    with pytest.raises(InputError, match="is a file"):
+        copies.copy_chapters(changed)
+
+
+def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook says which files go where; hatchling itself is only there while a wheel is built."""
+    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    spec = importlib.util.spec_from_file_location("wheel_hook", ROOT / "tools/wheel_hook.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hook = module.ChaptersHook()
+    hook.root = str(ROOT)
+    for version, expected in (
+        ("standard", {f"pfl_lite/book/{path.name}" for path in CHAPTERS}),
+        ("editable", set()),
+    ):
+        build_data: dict[str, dict[str, str]] = {"force_include": {}}
+        hook.initialize(version, build_data)
+        assert {to for to in build_data["force_include"].values() if to.endswith(".ipynb")} == expected
+    assert "pfl_lite/book/data/paper_tables.csv" not in build_data["force_include"].values()

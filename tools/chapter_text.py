@@ -1,0 +1,215 @@
+"""Read the chapters outside Jupyter Book: their order and numbers, their exercises, and their text as plain Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+import yaml
+from nbformat import NotebookNode
+from pybtex.database import parse_file
+
+# A fence of sphinx-exercise, with its options: ```{exercise-start} Title / :label: name / ```
+GATE = re.compile(r"^```\{(exercise|solution)-(start|end)\} *(.*)\n((?::.*\n)*)```$\n?", re.MULTILINE)
+KIND = re.compile(r"\(?(recall|derive|code|explore)\b", re.IGNORECASE)
+KINDS = ("recall", "derive", "code", "explore")
+
+
+class Exercise(NamedTuple):
+    """An exercise: its number in the book, its title, its label, and its kind (one of KINDS)."""
+
+    number: str
+    title: str
+    label: str
+    kind: str
+
+
+class Piece(NamedTuple):
+    """A part of a chapter: a whole code cell, or what of a Markdown cell lies in one place.
+
+    `place` is "text", "exercise" (a statement) or "solution"; the last two say of which exercise.
+    """
+
+    place: str
+    cell: NotebookNode
+    exercise: Exercise | None = None
+
+
+class Chapter(NamedTuple):
+    """A notebook of the book: its file's stem, its number (0 if it has none), its title and its notebook."""
+
+    name: str
+    number: int
+    title: str
+    notebook: NotebookNode
+
+
+def chapters(book: Path) -> list[Chapter]:
+    """The notebooks of the table of contents, in its order, with the numbers that the site gives them."""
+    toc, found, number = yaml.safe_load((book / "_toc.yml").read_text(encoding="utf-8")), [], 0
+    for part in toc["parts"]:
+        for entry in part["chapters"]:
+            number += bool(part.get("numbered"))
+            path = book / f"{entry['file']}.ipynb"
+            if path.is_file():
+                notebook = nbformat.read(path, as_version=4)
+                title = next(
+                    line[2:] for line in notebook.cells[0].source.splitlines() if line.startswith("# ")
+                )
+                found.append(Chapter(path.stem, number if part.get("numbered") else 0, title, notebook))
+    return found
+
+
+def pieces(chapter: Chapter) -> Iterator[Piece]:
+    """The chapter cut at the gates of its exercises and solutions, without the gates and without empty parts."""
+    place, exercise, count = "text", None, 0
+    for cell in chapter.notebook.cells:
+        if cell.cell_type != "markdown":
+            yield Piece(place, cell, exercise if place == "solution" else None)
+            continue
+        at = 0
+        for gate in [*GATE.finditer(cell.source), None]:
+            text = cell.source[at : gate.start() if gate else None].strip()
+            if gate and gate[1] == "exercise" and gate[2] == "start":
+                count += 1
+                label = re.search(r":label: *(\S+)", gate[4])
+                exercise = Exercise(
+                    f"{chapter.number}.{count}", gate[3].strip(), label[1] if label else "", ""
+                )
+            elif exercise and place == "exercise" and text:
+                kind = KIND.match(exercise.title) or KIND.match(text)
+                exercise = exercise._replace(kind=kind[1].lower() if kind else "")
+            if text:
+                part = nbformat.from_dict(cell | {"source": text, "id": f"{cell.id}-{at}" if at else cell.id})
+                yield Piece(place, part, exercise if place != "text" else None)
+            if gate:
+                at = gate.end()
+                place = gate[1] if gate[2] == "start" else "text"
+
+
+def exercises(chapter: Chapter) -> list[Exercise]:
+    """The exercises of a chapter."""
+    return [piece.exercise for piece in pieces(chapter) if piece.place == "exercise" and piece.exercise]
+
+
+class Writer:
+    """Writes MyST Markdown as Markdown that any notebook shows: numbers, names and links in the place of roles."""
+
+    def __init__(self, book: Path) -> None:
+        """Read the labels, titles and references of the book in this folder."""
+        self.chapters = chapters(book)
+        self.titles = {chapter.name: chapter.title for chapter in self.chapters}
+        self.labels: dict[str, str] = {}
+        for chapter in self.chapters:
+            self._number(chapter)
+        self.references = {
+            key: self._reference(entry)
+            for key, entry in parse_file(str(book / "references.bib")).entries.items()
+        }
+
+    def _number(self, chapter: Chapter) -> None:
+        """Note what equations, figures, tables and exercises are called, as Sphinx counts them."""
+        counts = {"equation": 0, "figure": 0, "table": 0}
+
+        def note(what: str, label: str | None, style: str) -> None:
+            counts[what] += 1
+            if label:
+                self.labels[label] = style.format(f"{chapter.number}.{counts[what]}")
+
+        for cell in chapter.notebook.cells:
+            if cell.cell_type == "markdown":
+                marks = (
+                    r"^\$\$ *\(([\w-]+)\)|^```\{math\}\n:label: *(\S+)|^```\{table\}.*\n(?::name: *(\S+))?"
+                )
+                for found in re.finditer(marks, cell.source, re.MULTILINE):
+                    if found[0].startswith("```{table}"):
+                        note("table", found[3], "Table {}")
+                    else:
+                        note("equation", found[1] or found[2], "({})")
+            elif figure := cell.metadata.get("mystnb", {}).get("figure"):
+                note("figure", figure.get("name"), "Figure {}")
+        for exercise in exercises(chapter):
+            self.labels[exercise.label] = f"exercise {exercise.number}"
+        self.labels |= {
+            label: title
+            for cell in chapter.notebook.cells
+            if cell.cell_type == "markdown"
+            for label, title in re.findall(r"^\(([\w-]+)\)=\n#+ (.*)", cell.source, re.MULTILINE)
+        }
+
+    @staticmethod
+    def _reference(entry: object) -> tuple[str, str]:
+        """Names and year of an entry of the bibliography."""
+        people = [" ".join(person.prelast_names + person.last_names) for person in entry.persons["author"]]  # type: ignore[attr-defined]
+        names = people[0] if len(people) == 1 else " and ".join(people)
+        return names if len(people) < 3 else f"{people[0]} et al.", entry.fields["year"]  # type: ignore[attr-defined]
+
+    def caption(self, figure: dict[str, str]) -> str:
+        """The caption of a figure, with its number if it has a name."""
+        number = self.labels.get(figure.get("name", ""), "")
+        return self.plain(f"{number}. {figure['caption']}" if number else figure["caption"])
+
+    def plain(self, text: str) -> str:
+        """Markdown without MyST's directives, roles and labels."""
+        text = re.sub(r"^\([\w-]+\)=\n", "", text, flags=re.MULTILINE)
+        text = re.sub(
+            r"^```\{math\}\n:label: *(\S+)\n(.*?)\n```$", self._equation, text, flags=re.MULTILINE | re.DOTALL
+        )
+        text = re.sub(
+            r"^\$\$\n((?:(?!\$\$).)*?)\n\$\$ *\(([\w-]+)\)",
+            lambda found: self._tagged(found[1], found[2]),
+            text,
+            flags=re.MULTILINE | re.DOTALL,
+        )
+        text = re.sub(
+            r"^(:::|```)\{admonition\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n\1$",
+            lambda found: quoted(f"**{found[2]}**\n\n{found[4].strip()}"),
+            text,
+            flags=re.MULTILINE | re.DOTALL,
+        )
+        text = re.sub(
+            r"^```\{table\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n```$",
+            self._table,
+            text,
+            flags=re.MULTILINE | re.DOTALL,
+        )
+        text = re.sub(r"\{(cite(?::[tp])?|eq|numref|ref|doc)\}`([^`]+)`", self._role, text)
+        return re.sub(r"(?<!!)\[([^\]]+)\]\(([\w-]+)\)", self._link, text)
+
+    def _equation(self, found: re.Match[str]) -> str:
+        return self._tagged(found[2], found[1])
+
+    def _tagged(self, formula: str, label: str) -> str:
+        return f"$$\n{formula}\n\\tag{{{self.labels[label].strip('()')}}}\n$$"
+
+    def _table(self, found: re.Match[str]) -> str:
+        name = re.search(r":name: *(\S+)", found[2])
+        return f"*{self.labels[name[1]] if name else 'Table'}. {found[1]}*\n\n{found[3].strip()}"
+
+    def _role(self, found: re.Match[str]) -> str:
+        role, target = found[1], found[2]
+        if role.startswith("cite"):
+            cited = [self.references[key.strip()] for key in target.split(",")]
+            if role == "cite:t":
+                return " and ".join(f"{names} ({year})" for names, year in cited)
+            return "(" + "; ".join(f"{names}, {year}" for names, year in cited) + ")"
+        if role == "doc":
+            return f"[{self.titles[target]}]({target}.ipynb)" if target in self.titles else target
+        if named := re.fullmatch(r"(.+) <(.+)>", target):
+            return (
+                f"{named[1]} ({self.labels[named[2]]})"
+                if role != "ref" or named[2].startswith("ex-")
+                else named[1]
+            )
+        return self.labels[target]
+
+    def _link(self, found: re.Match[str]) -> str:
+        return f"[{found[1]}]({found[2]}.ipynb)" if found[2] in self.titles else found[1]
+
+
+def quoted(text: str) -> str:
+    """Text as a quotation in Markdown."""
+    return "\n".join(f"> {line}".rstrip() for line in text.splitlines())

@@ -1,0 +1,200 @@
+"""Make the teacher's files out of the chapters: student and instructor notebooks, grading for nbgrader, slides, a zip."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import nbformat
+from chapter_slides import write_slides
+from chapter_text import Chapter, Exercise, Piece, Writer, pieces
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbgrader.apps import NbGraderAPI
+from traitlets.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+# What the notebooks of a chapter are: the same exercises, with more or less of what answers them.
+TESTS, HIDDEN = "tests", "hidden-tests"
+
+CONFIG = '''\
+"""nbgrader's settings for this course. In this folder: nbgrader autograde CHAPTER, then nbgrader generate_feedback CHAPTER."""
+
+c = get_config()  # noqa: F821
+c.CourseDirectory.course_id = "pfl-lite"
+# A chapter runs in a minute or two, its longest cell in less than one.
+c.Execute.timeout = 300
+# The stubs are made already, and the chapters keep their outputs, so nothing else is cleared when they are released.
+c.GenerateAssignment.preprocessors = [
+    f"nbgrader.preprocessors.{step}"
+    for step in ("LockCells", "CheckCellMetadata", "ComputeChecksums", "SaveCells", "ClearHiddenTests", "ComputeChecksums")
+]
+'''
+
+
+def tagged(cell: NotebookNode, tag: str) -> bool:
+    """Whether a cell carries a tag."""
+    return tag in cell.metadata.get("tags", [])
+
+
+def stub(exercise: Exercise, sources: Iterable[str], tests: str) -> str:
+    """What a student finds in the place of a solution: the heads of the functions that the tests call, or one refusal."""
+    refusal = f'raise NotImplementedError("exercise {exercise.number}: {exercise.title}")'
+    called = {node.id for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)}
+    heads = []
+    for source in sources:
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in called:
+                inner = node.body if isinstance(node, ast.ClassDef) else [node]
+                functions = [one for one in inner if isinstance(one, ast.FunctionDef)]
+                head = lines[node.lineno - 1 : node.body[0].lineno - 1] if node not in functions else []
+                for one in functions:
+                    head += lines[one.lineno - 1 : one.body[0].lineno - 1]
+                    head.append(" " * one.body[0].col_offset + refusal)
+                heads.append("\n".join(head))
+    return "\n\n\n".join(heads) or refusal
+
+
+def graded(name: str, *, points: int, solution: bool) -> dict[str, object]:
+    """nbgrader's mark on a cell: an answer, a test, or (with points and solution) an answer that a person grades."""
+    return {
+        "grade": points > 0,
+        "grade_id": name,
+        "locked": not solution,
+        "points": points,
+        "schema_version": 3,
+        "solution": solution,
+        "task": False,
+    }
+
+
+def answers(exercise: Exercise, solution: list[Piece]) -> Iterator[NotebookNode]:
+    """The cells that take the place of a solution: for prose, for code, and the tests that grade the code."""
+    code = [piece.cell for piece in solution if piece.cell.cell_type == "code"]
+    tests = [cell for cell in code if tagged(cell, TESTS) or tagged(cell, HIDDEN)]
+    code = [cell for cell in code if cell not in tests]
+    if any(piece.cell.cell_type == "markdown" for piece in solution):
+        cell = new_markdown_cell("*Your answer*", id=f"{exercise.label}-text")
+        cell.metadata["nbgrader"] = graded(f"{exercise.label}-text", points=1, solution=True)
+        yield cell
+    if code:
+        source = stub(exercise, [cell.source for cell in code], "\n".join(cell.source for cell in tests))
+        cell = new_code_cell(source, id=f"{exercise.label}-code")
+        # With this tag "Run all" goes on behind an exercise that is not solved yet.
+        cell.metadata["tags"] = ["raises-exception"]
+        cell.metadata["nbgrader"] = graded(f"{exercise.label}-code", points=0 if tests else 1, solution=True)
+        yield cell
+    for cell in tests:
+        source, kind = cell.source, HIDDEN if tagged(cell, HIDDEN) else TESTS
+        if kind == HIDDEN:
+            source = f"# More tests, which only the teacher has\n### BEGIN HIDDEN TESTS\n{source}\n### END HIDDEN TESTS"
+        cell = new_code_cell(source, id=f"{exercise.label}-{kind}")
+        cell.metadata["tags"] = ["raises-exception"]
+        cell.metadata["nbgrader"] = graded(f"{exercise.label}-{kind}", points=1, solution=False)
+        yield cell
+
+
+def shown(piece: Piece, writer: Writer) -> Iterator[NotebookNode]:
+    """A piece as both editions show it: plain Markdown, and the caption of a figure below the figure."""
+    cell = nbformat.from_dict(piece.cell)
+    if cell.cell_type == "markdown":
+        cell.source = writer.plain(cell.source)
+        if piece.place == "exercise" and piece.exercise:
+            cell.source = f"### Exercise {piece.exercise.number}: {piece.exercise.title}\n\n{cell.source}"
+        yield cell
+        return
+    figure = cell.metadata.pop("mystnb", {}).get("figure")
+    cell.metadata.setdefault("jupyter", {})
+    if tagged(cell, "hide-input") or tagged(cell, "hide-cell"):
+        cell.metadata["jupyter"]["source_hidden"] = True
+    yield cell
+    if figure:
+        yield new_markdown_cell(f"*{writer.caption(figure)}*", id=f"{cell.id}-caption")
+
+
+def edition(chapter: Chapter, writer: Writer, *, solved: bool) -> NotebookNode:
+    """The notebook of a chapter for instructors (solved, solutions open) or, with hidden tests still in it, for students."""
+    cells: list[NotebookNode] = []
+    for (place, exercise), group in groupby(pieces(chapter), lambda piece: (piece.place, piece.exercise)):
+        parts = list(group)
+        if place != "solution" or exercise is None:
+            cells += [cell for piece in parts for cell in shown(piece, writer)]
+        elif solved:
+            cells.append(
+                new_markdown_cell(
+                    f"**Solution of exercise {exercise.number}**", id=f"{exercise.label}-solution"
+                )
+            )
+            cells += [cell for piece in parts for cell in shown(piece, writer)]
+        else:
+            cells += answers(exercise, parts)
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=dict(chapter.notebook.metadata))
+    nbformat.validate(notebook)
+    return notebook
+
+
+def release(grading: Path, name: str) -> None:
+    """Let nbgrader enter a chapter in its gradebook and write what students get: without hidden tests."""
+    # nbgrader calls the program `alembic` by its name: it is found beside the Python that runs this.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    config = Config()
+    exec(compile(CONFIG, "nbgrader_config.py", "exec"), {"get_config": lambda: config})
+    config.CourseDirectory.root = str(grading)
+    result = NbGraderAPI(config=config).generate_assignment(name)
+    if not result["success"]:
+        raise RuntimeError(f"nbgrader could not release {name}:\n{result['log']}")
+
+
+def make(book: Path, output: Path, names: list[str]) -> None:
+    """Write everything for the named chapters into `output`, replacing what is there."""
+    writer = Writer(book)
+    known = [chapter.name for chapter in writer.chapters]
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"make_course: no chapter '{unknown[0]}' (there are: {', '.join(known)})")
+    shutil.rmtree(output, ignore_errors=True)
+    student, instructor, slides, grading = (
+        output / part for part in ("student", "instructor", "slides", "grading")
+    )
+    for folder in (student, instructor, slides, grading):
+        folder.mkdir(parents=True)
+    (grading / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
+    for chapter in writer.chapters:
+        if names and chapter.name not in names:
+            continue
+        source = grading / "source" / chapter.name
+        source.mkdir(parents=True)
+        nbformat.write(edition(chapter, writer, solved=False), source / f"{chapter.name}.ipynb")
+        release(grading, chapter.name)
+        shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
+        nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
+        write_slides(chapter, writer, slides)
+        print(f"  {chapter.name}", flush=True)
+    archive = output / "pfl-course.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(output.rglob("*")):
+            if path.is_file() and path != archive:
+                packed.write(path, Path("pfl-course") / path.relative_to(output))
+    print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+
+
+def main() -> int:
+    """Read the command line and make the course."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="chapters, without .ipynb (default: all)")
+    parser.add_argument("--book", type=Path, default=ROOT / "book", help="folder of the chapters")
+    parser.add_argument("--output", type=Path, default=ROOT / "_build" / "course", help="folder to write")
+    arguments = parser.parse_args()
+    make(arguments.book, arguments.output.resolve(), arguments.names)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
