@@ -132,6 +132,24 @@ def test_a_code_exercise_is_graded(chapter: Path) -> None:
         assert defined & called, "the tests call nothing that the solution defines"
 
 
+@pytest.mark.parametrize(
+    "chapter", [path for path in CHAPTERS if path.stem != "reproducing-pfedmb"], ids=lambda p: p.stem
+)
+def test_quiz_explains_every_answer(chapter: Path) -> None:
+    quiz = next(cell.source for cell in nbformat.read(chapter, as_version=4).cells if cell.id == "quiz")
+    questions = [BeautifulSoup(part, "html.parser") for part in quiz.split('<div class="quiz">')[1:]]
+    assert 3 <= len(questions) <= 5
+    for question in questions:
+        answers = question.find_all("details")
+        right = [answer for answer in answers if "right" in (answer.get("class") or [])]
+        assert len(answers) >= 3 and len(right) == 1, question.get_text()[:80]
+        for answer in answers:
+            option, why = answer.summary.get_text(), answer.get_text().replace(answer.summary.get_text(), "")
+            assert "$" not in option, "an option is HTML, in which no formula is set"
+            assert why.strip().startswith("Right." if answer in right else "No."), option
+            assert len(why) > 30, f"{option!r} is not explained"
+
+
 # What students hand in for exercise 1.3, and what it is worth: (tests they have seen, tests they have not).
 FEDSGD = """
 def fedsgd(theta, T, lr, fed=federation):

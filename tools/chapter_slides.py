@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 ROOT = Path(__file__).resolve().parent.parent
 CODE_LINES = 36  # more do not fit on a slide
 EQUATIONS = 2  # on one slide
-LEFT_OUT = {"Exercises", "Further reading"}
+LEFT_OUT = {"Exercises", "Further reading", "Quiz"}
 
 
 def blocks(text: str) -> Iterator[str]:
