@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup, Tag
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,3 +141,99 @@ def test_every_page_has_one_title(pages: dict[Path, BeautifulSoup]) -> None:
         article = soup.find("article")
         if isinstance(article, Tag) and path.parent.name != "_modules":
             assert len(article.find_all("h1")) == 1, path.name
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/build_site.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import build_site
+
+    return build_site
+
+
+def repository_at(folder: Path, address: str | None) -> Path:
+    """An empty repository with this remote."""
+    subprocess.run(["git", "init", "-q", "-b", "trunk", str(folder)], check=True)
+    if address:
+        subprocess.run(["git", "-C", str(folder), "remote", "add", "origin", address], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("address", [None, "/srv/git/pfl.git", "https://git.example.org/a/b.git"])
+def test_no_launch_button_without_a_public_remote(
+    builder: ModuleType, tmp_path: Path, address: str | None
+) -> None:
+    config = builder.configuration(ROOT / "book", repository_at(tmp_path / "here", address))
+    buttons = config["launch_buttons"]
+    assert "repository" not in config and not buttons["binderhub_url"] and not buttons["colab_url"]
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("https://github.com/some-one/pfl.git", "https://github.com/some-one/pfl"),
+        ("git@github.com:some-one/pfl.git", "https://github.com/some-one/pfl"),
+        ("ssh://git@gitlab.com/some-one/pfl", "https://gitlab.com/some-one/pfl"),
+    ],
+)
+def test_launch_buttons_come_from_the_remote(
+    builder: ModuleType, tmp_path: Path, address: str, public: str
+) -> None:
+    repository = repository_at(tmp_path / "here", address)
+    config = builder.configuration(ROOT / "book", repository)
+    assert config["repository"] == {"url": public, "branch": "trunk", "path_to_book": "book"}
+    assert config["launch_buttons"]["binderhub_url"] == "https://mybinder.org"
+    assert not config["launch_buttons"]["colab_url"], "Colab cannot import pfl_lite from chapters as they are"
+
+
+def test_colab_gets_a_button_where_the_chapters_install_the_package(
+    builder: ModuleType, tmp_path: Path
+) -> None:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    book, name = tmp_path / "book", "one-model-or-many.ipynb"
+    book.mkdir()
+    shutil.copy(ROOT / "book" / name, book)
+    before = nbformat.read(book / name, as_version=4)
+    command = [sys.executable, str(ROOT / "tools/add_install_cell.py"), "--book", str(book)]
+    for address in ("https://github.com/some-one/old", "https://github.com/some-one/pfl"):
+        subprocess.run([*command, "--address", address], check=True, capture_output=True)
+    after = nbformat.read(book / name, as_version=4)
+    code = [cell for cell in after.cells if cell.cell_type == "code"]
+    cell = code[0]
+    assert len(after.cells) == len(before.cells) + 1 and [one.execution_count for one in code] == list(
+        range(1, len(code) + 1)
+    )
+    assert cell.metadata.tags == ["remove-cell"] and "git+https://github.com/some-one/pfl" in cell.source
+    rest = [one for one in after.cells if one is not cell]
+    assert [(one.id, one.source) for one in rest] == [(one.id, one.source) for one in before.cells]
+
+    # Here the package is installed, so the cell runs and installs nothing.
+    calls: list[str] = []
+    shell = type("Shell", (), {"run_line_magic": lambda self, *line: calls.append(" ".join(line))})()
+    python = TransformerManager().transform_cell(cell.source)
+    exec(python, {"get_ipython": lambda: shell})
+    assert not calls
+    exec(python.replace("is None", "is not None"), {"get_ipython": lambda: shell})
+    assert calls == ['pip install --quiet "git+https://github.com/some-one/pfl"']
+
+    repository = repository_at(tmp_path / "here", "https://github.com/some-one/pfl")
+    buttons = builder.configuration(book, repository)["launch_buttons"]
+    assert buttons["colab_url"] == "https://colab.research.google.com"
+
+
+def test_binder_finds_what_it_runs() -> None:
+    """Binder makes environment.yml, which installs this package, and then runs postBuild."""
+    listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert {"pip": ["-e ."]} in listed
+    names = {re.split(r"[<>=]", line)[0] for line in listed if isinstance(line, str)}
+    assert {"jupyterlab", "ipykernel", "ipywidgets"} <= names
+    assert not (ROOT / "binder").exists() and not (ROOT / ".binder").exists(), (
+        "Binder would read nothing else"
+    )
+    script = ROOT / "postBuild"
+    assert script.stat().st_mode & 0o111, "postBuild is no program"
+    program = re.search(r'^python -c "(.*)"$', script.read_text(), re.MULTILINE)
+    assert program is not None
+    subprocess.run([sys.executable, "-c", program[1]], check=True, cwd=ROOT)

@@ -9,10 +9,50 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = re.compile(r"(reading sources|writing output)\.\.\. *\[ *(\d+)%\]")
+REMOTE = re.compile(
+    r"(?:https://|ssh://git@|git@)((?:github|gitlab)\.com)[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?"
+)
+INSTALL_ID = '"id": "install-pfl-lite"'  # of the cell that tools/add_install_cell.py writes
 TROUBLE = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|Exception|Error:")
+
+
+def remote(repository: Path) -> str | None:
+    """The public address of the repository's remote `origin`, https://HOST/OWNER/NAME, if it lies on GitHub or GitLab."""
+    asked = subprocess.run(
+        ["git", "-C", str(repository), "remote", "get-url", "origin"], capture_output=True, text=True
+    )
+    found = REMOTE.fullmatch(asked.stdout.strip())
+    return f"https://{found[1]}/{found[2]}/{found[3]}" if found else None
+
+
+def configuration(source: Path, repository: Path = ROOT) -> dict[str, Any]:
+    """_config.yml; where the repository has a public remote, with the buttons that open a chapter elsewhere.
+
+    Binder reads environment.yml. Colab has no environment of the book, so its button needs chapters whose first cell
+    installs the package (tools/add_install_cell.py), and a repository on GitHub.
+    """
+    config: dict[str, Any] = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    # Sphinx would look for local extensions beside the file that this is written to.
+    extensions = config["sphinx"]["local_extensions"]
+    config["sphinx"]["local_extensions"] = {name: str(ROOT / folder) for name, folder in extensions.items()}
+    if address := remote(repository):
+        branch = subprocess.run(
+            ["git", "-C", str(repository), "branch", "--show-current"], capture_output=True, text=True
+        ).stdout.strip()
+        config["repository"] = {"url": address, "branch": branch or "main", "path_to_book": "book"}
+        buttons = config["launch_buttons"]
+        buttons["binderhub_url"] = "https://mybinder.org"
+        chapters = list(source.glob("*.ipynb"))
+        installs = all(INSTALL_ID in chapter.read_text(encoding="utf-8") for chapter in chapters)
+        if "github.com" in address and chapters and installs:
+            buttons["colab_url"] = "https://colab.research.google.com"
+    return config
 
 
 def build(source: Path, output: Path) -> int:
@@ -24,7 +64,10 @@ def build(source: Path, output: Path) -> int:
     shutil.rmtree(work, ignore_errors=True)
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", str(source), "--path-output", str(work)]
-    command += ["--config", str(ROOT / "_config.yml"), "--toc", str(source / "_toc.yml")]
+    work.mkdir(parents=True)
+    config = work / "_config.yml"
+    config.write_text(yaml.safe_dump(configuration(source), sort_keys=False), encoding="utf-8")
+    command += ["--config", str(config), "--toc", str(source / "_toc.yml")]
     command += ["-n", "-W", "--keep-going"]
     print(f"Building the site from {source}", flush=True)
     lines: list[str] = []
