@@ -233,6 +233,25 @@ def test_slides_follow_the_chapter(course: Path) -> None:
     assert "four clients a round: $P$ down" not in words and "Four clients a round" not in words  # a solution
 
 
+def test_every_exam_question_has_an_answer(course: Path) -> None:
+    questions = (ROOT / "book/teaching.md").read_text(encoding="utf-8").split("## Exam questions")[1]
+    answers = (course / "instructor/exam-answers.md").read_text(encoding="utf-8")
+    numbered = [re.findall(r"^(\d+)\. ", text, re.MULTILINE) for text in (questions, answers)]
+    assert len(numbered[0]) >= 10 and numbered[0] == numbered[1]
+
+
+def test_teachers_guide_names_exercises_and_chapters_that_exist(text_tools: ModuleType) -> None:
+    guide = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
+    known = text_tools.chapters(ROOT / "book")
+    numbers = {one.number for chapter in known for one in text_tools.exercises(chapter)}
+    named = set(re.findall(r"\b(\d+\.\d+)\b", " ".join(re.findall(r"[Ee]xercises? [\d., and]+", guide))))
+    assert len(named) >= 10 and named <= numbers
+    outcomes = guide.split("## What a chapter is for")[1].split("\n## ")[0]
+    assert re.findall(r"^\| \[[^]]*\]\(([\w-]+)\)", outcomes, re.MULTILINE) == [
+        chapter.name for chapter in known
+    ]
+
+
 def test_zip_holds_the_course(course: Path) -> None:
     with zipfile.ZipFile(course / "pfl-course.zip") as packed:
         names = set(packed.namelist())

@@ -177,6 +177,7 @@ def make(book: Path, output: Path, names: list[str]) -> None:
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
         write_slides(chapter, writer, slides)
         print(f"  {chapter.name}", flush=True)
+    shutil.copy(book / "_instructor/exam-answers.md", instructor)
     archive = output / "pfl-course.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(output.rglob("*")):
