@@ -49,7 +49,7 @@ def test_the_table_has_a_row_for_everything_that_was_asked_for(monkeypatch: pyte
     assert all(0 < row["outside_training"] < 1 for row in numbers["rows"] if "rounds_per_minute" in row)
     assert numbers["workers"]["2 x loop engine"] == 2000
     lines = show(numbers).splitlines()
-    assert len(lines) == 2 + len(names) + 1 + 6 and "mlp, 4 clients: pfl_mfe, vmap" in lines[-8]
+    assert len(lines) == 2 + len(names) + 1 + 8 and "mlp, 4 clients: pfl_mfe, vmap" in lines[-10]
 
 
 def test_a_method_that_is_not_timed_is_refused() -> None:
