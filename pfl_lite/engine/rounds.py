@@ -31,6 +31,7 @@ from pfl_lite.engine.history import History
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
 from pfl_lite.engine.metrics import right_by_class, score, whole_test
+from pfl_lite.engine.provenance import code_of
 from pfl_lite.engine.workers import Forked
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
@@ -75,6 +76,7 @@ class Simulation:
         if remark := self.method.check_clients(federation.train_sizes, config):
             warnings.warn(remark, stacklevel=2)
         self.federation = federation
+        self.code = code_of(type(self.method), config.model)  # now: files may change while it trains
         self.network: Network = make_network(
             config.model,
             federation.channels,
@@ -426,6 +428,7 @@ class Simulation:
             "data_card": asdict(self.federation.card),
             "device": device_name(self.config.device),
             "versions": versions(),
+            "code": self.code,
         }
         return plain(report | ({"final_before_ft": self._final(last, "personal")} if tuned else {}))
 
