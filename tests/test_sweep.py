@@ -302,3 +302,70 @@ def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
 
     report = crews.train(task, tmp_path / "elsewhere" / "x.pt", stop)
     assert report is not None and report["complete"] and rounds == [0, 1] and not list(tmp_path.iterdir())
+
+
+def test_settings_and_runs_are_taken_over_from_another_experiment(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = get_experiment(tiny)
+    first = base.arm("pfedmb")
+    arms = (
+        replace(first, key="b3", grid=(), settings=first.settings | {"branches": 3}, rates_of="pfedmb"),
+        replace(first, key="b5", grid=(), rates_of="pfedmb", run_of=tiny),
+    )
+    monkeypatch.setitem(
+        EXPERIMENTS, "scan", replace(base, name="scan", arms=arms, seeds=(0,), searched_in=tiny)
+    )
+    monkeypatch.setitem(
+        EXPERIMENTS, "again", replace(base, name="again", arms=arms[:1], seeds=(0,), searched_in="scan")
+    )
+    ledger, words = Ledger(tmp_path), "`pfl-lite reproduce tiny --methods pfedmb` comes first"
+    for name in ("scan", "again"):  # through a chain, too
+        with pytest.raises(InputError, match=words):
+            sweep.reproduce(name, ledger=ledger, device="cpu")
+    with pytest.raises(
+        InputError, match=r"b5 of scan is pfedmb of tiny: `pfl-lite reproduce tiny --methods pfedmb` makes"
+    ):
+        sweep.reproduce("scan", ledger=ledger, device="cpu", methods=["b5"])
+    sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb"], seeds=[0])
+    search, theirs = ledger.get(tiny, "pfedmb", None), ledger.get(tiny, "pfedmb", 0)
+    assert search is not None and theirs is not None
+    for name in ("scan", "again"):
+        (path,) = sweep.reproduce(name, ledger=ledger, device="cpu").written
+        assert path.name == "b3-seed0.json"
+        config = json.loads(path.read_text())["config"]
+        assert (
+            config["lr"] == search["chosen"]["lr"]
+            and config["method"]["alpha_lr"] == search["chosen"]["alpha_lr"]
+        )
+        assert config["method"]["branches"] == 3
+    frame = table("scan", ledger)
+    assert frame["Ours (%)"][1] == pytest.approx(100 * sum(theirs["final"]["test_accuracy"]) / 10)
+
+
+def test_the_paper_s_budget_has_a_folder_and_an_arm_rounds_of_its_own(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = get_experiment(tiny)
+    arms = tuple(
+        replace(base.arm(key), grid=base.arm(key).grid[:1], rounds=rounds)
+        for key, rounds in (("local", 4), ("fedavg", None))
+    )
+    small = replace(base, arms=arms, seeds=(0,), paper_budget={"rounds": 3, "search_rounds": 2, "arms": arms})
+    monkeypatch.setitem(EXPERIMENTS, tiny, small)
+    ledger = Ledger(tmp_path)
+    assert len(sweep.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper").written) == 4
+    found = {run["arm"]: run["rounds"][-1]["round"] for run in ledger.read(f"{tiny}-paper")}
+    assert found == {"local": 4, "fedavg": 3} and not ledger.read(tiny)
+    (search, _) = ledger.searches(f"{tiny}-paper")
+    assert search["candidates"][0]["rounds"] == 2
+    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper") == ([], 0, False)
+    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, methods=["local"]).written
+    assert json.loads(written[-1].read_text())["config"]["rounds"] == 1  # what is asked for counts
+
+
+def test_a_search_may_differ_from_its_results(tiny: str, tmp_path: Path) -> None:
+    base = get_experiment(tiny)
+    arm = replace(base.arm("fedavg"), search={"epochs": 3})
+    one = sweep.Sweep(replace(base, arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    assert {task.config.epochs for task in one.tasks()} == {3} and one.config(arm, 0).epochs == 1

@@ -22,7 +22,7 @@ from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Task, WorkerDied
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import Arm, Experiment, Settings, get_experiment
+from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
 
 POLL_SECONDS = 5.0
 SIGN_OF_LIFE_SECONDS = 120.0  # off a terminal, where no bar is shown
@@ -49,21 +49,30 @@ class Sweep:
         device: str,
         ledger: Ledger,
     ) -> None:
-        self.experiment, self.arms, self.seeds, self.ledger = experiment, arms, seeds, ledger
-        self.rounds = experiment.rounds if rounds is None else rounds
+        self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
+        self.arms = [
+            arm for arm in arms if arm.run_of is None
+        ]  # the others are trained by another experiment
+        self.searching = experiment
+        while self.searching.searched_in is not None:
+            self.searching = get_experiment(self.searching.searched_in, experiment.budget)
+        self.rounds = rounds
         self.device = device
         # a full path, which means the same to workers elsewhere
         self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
 
     def searched(self, arm: Arm) -> list[dict[str, Any]]:
-        """The candidates of an arm that have been scored, each with the settings it was scored under."""
-        entry = self.ledger.get(self.experiment.searched_in or self.experiment.name, arm.key, None)
+        """The candidates of an arm with a grid that have been scored, each with the settings it was scored under."""
+        entry = self.ledger.get(self.searching.name, arm.key, None)
         return [] if entry is None else list(entry["candidates"])
+
+    def source(self, arm: Arm) -> Arm:
+        """The arm whose search serves this one: its own, or another's of the experiment that searches."""
+        return self.searching.arm(arm.rates_of or arm.key)
 
     def chosen(self, arm: Arm) -> Settings | None:
         """The settings with the best validation accuracy, once the whole grid has been scored."""
-        if arm.rates_of is not None:
-            return self.chosen(self.experiment.arm(arm.rates_of))
+        arm = self.source(arm)
         if not arm.grid:
             return {}
         scored = in_grid_order(arm, self.searched(arm))
@@ -75,18 +84,23 @@ class Sweep:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
         shared = {"device": self.device}
         name = self.experiment.name
-        searched = {arm.rates_of or arm.key: None for arm in self.arms}
-        for arm in map(self.experiment.arm, searched):
+        sources = {arm.rates_of or arm.key: None for arm in self.arms}
+        for arm in map(self.searching.arm, sources):
             if self.chosen(arm) is None:
-                if self.experiment.searched_in is not None:
+                if self.searching is not self.experiment:
                     raise InputError(
-                        f"{name} takes the settings of {arm.key} that were chosen for {self.experiment.searched_in}: "
-                        f"`pfl-lite reproduce {self.experiment.searched_in} --methods {arm.key}` comes first"
+                        f"{name} takes the settings of {arm.key} that were chosen for {self.searching.name}: "
+                        f"`{self.searching.command(arm.key)}` comes first"
                     )
                 done = [one["settings"] for one in self.searched(arm)]
                 seed = self.experiment.search_seed
                 base = self.experiment.settings(seed, rounds=self.experiment.search_rounds)
-                base |= {"ft_every": 0, "eval_every": self.experiment.search_rounds} | shared | arm.settings
+                base |= (
+                    {"ft_every": 0, "eval_every": self.experiment.search_rounds}
+                    | shared
+                    | arm.settings
+                    | arm.search
+                )
                 for number, candidate in enumerate(arm.grid):
                     if candidate not in done:
                         config = make_config(arm.method, **(base | candidate)).resolved()
@@ -113,16 +127,20 @@ class Sweep:
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """The configuration of an arm's result, once its rates are chosen."""
-        settings = self.experiment.settings(seed, rounds=self.rounds) | {"device": self.device}
+        settings = self.experiment.settings(seed, rounds=self.length(arm)) | {"device": self.device}
         return make_config(arm.method, **(settings | arm.settings | (self.chosen(arm) or {}))).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
         """The results that the ledger lacks, all arms of a seed before the next seed."""
-        return [(arm, seed) for seed in self.seeds for arm in self.arms if not self.has(arm.key, seed)]
+        return [(arm, seed) for seed in self.seeds for arm in self.arms if not self.has(arm, seed)]
 
-    def has(self, arm: str, seed: int) -> bool:
+    def length(self, arm: Arm) -> int:
+        """For how many rounds an arm is trained: what was asked for, or the protocol's."""
+        return self.experiment.rounds_of(arm) if self.rounds is None else self.rounds
+
+    def has(self, arm: Arm, seed: int) -> bool:
         """Whether the ledger holds a result."""
-        return self.ledger.has(self.experiment.name, arm, seed, self.rounds)
+        return self.ledger.has(self.experiment.name, arm.key, seed, self.length(arm))
 
     def left(self) -> int:
         """Runs that are still to be trained, those that wait for a search or for another's training included."""
@@ -164,7 +182,7 @@ class Sweep:
             return
         for key in filter(None, (task.arm, self.experiment.arm(task.arm).trained_by)):
             heirs = [arm for arm in self.experiment.arms if arm.trained_by == key]
-            if all(self.has(arm, task.seed) for arm in (key, *(heir.key for heir in heirs))):
+            if all(self.has(arm, task.seed) for arm in (self.experiment.arm(key), *heirs)):
                 self.checkpoint(key, task.seed).unlink(missing_ok=True)
 
 
@@ -181,6 +199,7 @@ def best_of(candidates: list[dict[str, Any]]) -> dict[str, Any]:
 def reproduce(
     name: str,
     *,
+    budget_name: str = DEFAULT_BUDGET,
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
@@ -196,6 +215,7 @@ def reproduce(
 
     Args:
         name: an experiment (`pfl-lite experiments`).
+        budget_name: `small` or `paper`; the ledger keeps their runs apart.
         methods: keys of the arms to run (all by default).
         seeds: seeds of the results (the protocol's by default).
         rounds: rounds of the results (the protocol's by default); tables name a smaller number.
@@ -211,14 +231,20 @@ def reproduce(
             same experiment and ledger, and where no scheduler answers. In the middle, where the scheduler is lost; at the end,
             where the workers of a run died again and again.
     """
-    experiment = get_experiment(name)
+    experiment = get_experiment(name, budget_name)
     arms = experiment.arms if methods is None else [experiment.arm(key) for key in methods]
+    for arm in arms if methods is not None else ():
+        if arm.run_of is not None:
+            raise InputError(
+                f"{arm.key} of {experiment.name} is {arm.rates_of} of {arm.run_of}: "
+                f"`{get_experiment(arm.run_of, budget_name).command(str(arm.rates_of))}` makes its runs"
+            )
     for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
     ledger = ledger or Ledger()
     sweep = Sweep(experiment, arms, experiment.seeds if seeds is None else seeds, rounds, device, ledger)
-    with ledger.reserved(name):
+    with ledger.reserved(experiment.name):
         pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
         if not pending:
             return Swept([], sweep.left(), False)

@@ -16,7 +16,7 @@ import pandas as pd
 from pfl_lite.engine.config import with_defaults
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import Experiment, get_experiment
+from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
 
 CLOSE = 1.0  # points: a gap to the paper up to this (or to 2 s.d. over seeds, if more) is "reproduced"
 TIE = 0.5  # points: two of our rows closer than this are too close to contradict the paper's order
@@ -48,29 +48,55 @@ def judge(
     gap, allowed = ours - paper, max(CLOSE, 0.0 if math.isnan(sd) else 2 * sd)
     if abs(gap) <= allowed:
         return "reproduced", f"the gap is within {allowed:.1f} points"
-    far = f"the gap is larger than {allowed:.1f} points"
+    status, reason = in_order(ours, paper, others)
+    return status, f"the gap is larger than {allowed:.1f} points, {reason}"
+
+
+def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float]]) -> tuple[str, str]:
+    """What the order against the other rows says, whatever the gap: trend only or not reproduced, and the reason."""
     if not others:
-        return "not reproduced", f"{far}, and no other row is there to compare the order with"
+        return "not reproduced", "and no other row is there to compare the order with"
     against = [
         name
         for name, other, theirs in others
         if abs(ours - other) > TIE and (ours - other) * (paper - theirs) < 0
     ]
     if against:
-        return "not reproduced", f"{far}, and the paper's order is reversed against {', '.join(against)}"
-    return "trend only", f"{far}, the order against the other rows is the paper's"
+        return "not reproduced", f"and the paper's order is reversed against {', '.join(against)}"
+    return "trend only", "the order against the other rows is the paper's"
 
 
-def shortfalls(experiment: Experiment, runs: Sequence[Run], unfinished: Sequence[Run]) -> list[str]:
+def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False) -> dict[str, list[Run]]:
+    """Every arm's complete runs (or the unfinished ones), by seed; an arm's that is another experiment's come from there."""
+    homes = {experiment.name: experiment}
+    for arm in experiment.arms:
+        if arm.run_of is not None:
+            homes[arm.run_of] = get_experiment(arm.run_of, experiment.budget)
+    there = {name: ledger.read(home.name, unfinished=unfinished) for name, home in homes.items()}
+    found: dict[str, list[Run]] = {}
+    for arm in experiment.arms:
+        key = arm.key if arm.run_of is None else arm.rates_of
+        some = [run for run in there[arm.run_of or experiment.name] if run["arm"] == key]
+        # another experiment may have more seeds than this one asks for
+        found[arm.key] = [run for run in some if arm.run_of is None or run["seed"] in experiment.seeds]
+    return found
+
+
+def shortfalls(experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished: Sequence[Run]) -> list[str]:
     """In what an arm's runs fall short of the protocol: seeds, rounds, unlike settings, unfinished runs."""
-    said = [] if runs else ["no complete run in the ledger"]
+    said = []
+    if not runs:
+        said.append("no complete run in the ledger")
+        if experiment.unavailable:
+            said = [f"data not available here; where it is: `{experiment.command(arm.key)}`"]
     if runs:
         if len(runs) < len(experiment.seeds):
             said.append(f"{len(runs)} of {len(experiment.seeds)} seeds")
         if len(runs) == 1:
             said.append("no s.d. from one seed")
-        if (least := min(run["rounds"][-1]["round"] for run in runs)) < experiment.rounds:
-            said.append(f"{least} rounds of {experiment.rounds}")
+        planned = experiment.rounds_of(arm)
+        if (least := min(run["rounds"][-1]["round"] for run in runs)) < planned:
+            said.append(f"{least} rounds of {planned}")
         configs = [with_defaults(run["config"]) for run in runs]
         keys = sorted({key for config in configs for key in config} - {"seed"})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
@@ -98,15 +124,18 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
     return said
 
 
-def table(experiment: str | Experiment, ledger: Ledger | None = None) -> pd.DataFrame:
+def table(
+    experiment: str | Experiment, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
+) -> pd.DataFrame:
     """One row an arm: paper, ours (mean over seeds), s.d. (n - 1), seeds, gap (ours - paper), status, reason.
 
-    `attrs["title"]` and `attrs["notes"]` (deviations from the paper, unequal budgets) go with it into `show`.
+    All runs have the same budget, which the title names; a row that had fewer rounds says so. `attrs["title"]` and
+    `attrs["notes"]` (deviations from the paper, unequal budgets) go with it into `show`.
     """
-    experiment = get_experiment(experiment) if isinstance(experiment, str) else experiment
+    experiment = get_experiment(experiment, budget) if isinstance(experiment, str) else experiment
     ledger = ledger or Ledger()
-    done, undone = ledger.read(experiment.name), ledger.read(experiment.name, unfinished=True)
-    runs = {arm.key: [run for run in done if run["arm"] == arm.key] for arm in experiment.arms}
+    runs = runs_of(experiment, ledger)
+    undone = runs_of(experiment, ledger, unfinished=True)
     rows = []
     for measure, words in experiment.measures.items():
         some = rows_of(experiment, measure, runs, undone)
@@ -114,12 +143,15 @@ def table(experiment: str | Experiment, ledger: Ledger | None = None) -> pd.Data
     frame = pd.DataFrame(rows, columns=COLUMNS)
     numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
     frame = frame.astype(dict.fromkeys(numbers, float))
-    frame.attrs = {"title": experiment.title, "notes": [*experiment.deviations, *unequal(ledger, experiment)]}
+    frame.attrs = {
+        "title": experiment.heading,
+        "notes": [*experiment.deviations, *unequal(ledger, experiment)],
+    }
     return frame
 
 
 def rows_of(
-    experiment: Experiment, measure: str, runs: dict[str, list[Run]], undone: Sequence[Run]
+    experiment: Experiment, measure: str, runs: dict[str, list[Run]], undone: dict[str, list[Run]]
 ) -> list[dict[str, Any]]:
     """A table's rows for one measure, from each arm's complete runs and all unfinished ones."""
     scores = {key: [accuracy(run, measure) for run in some] for key, some in runs.items() if some}
@@ -138,7 +170,9 @@ def rows_of(
             "Status": "not run",
             "Rounds": ", ".join(map(str, lengths)) or "-",
         }
-        if some and paper is None:
+        if some and paper is None and "Fig." in experiment.paper_table:
+            row["Status"], why = "drawn only", "the paper draws it and prints no number"
+        elif some and paper is None:
             row["Status"], why = "own addition", "not in the paper's table"
         elif some and paper is not None:
             row["Gap"] = ours[arm.key] - paper
@@ -147,8 +181,12 @@ def rows_of(
                 for other in experiment.arms
                 if other is not arm and other.key in ours and (theirs := papers[other.key]) is not None
             ]
-            row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
-        fell_short = shortfalls(experiment, runs[arm.key], [run for run in undone if run["arm"] == arm.key])
+            if experiment.stands_in:
+                row["Status"], why = in_order(ours[arm.key], paper, others)
+                why = f"{experiment.stands_in}; {why}"
+            else:
+                row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
+        fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key])
         row["Reason"] = "; ".join(filter(None, [why, *fell_short]))
         rows.append(row)
     return rows

@@ -1,0 +1,178 @@
+"""What an experiment is: partition, budgets, arms, grids, deviations, and the papers' printed numbers."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pfl_lite.errors import InputError, unknown
+
+Settings = dict[str, Any]
+BUDGETS = ("small", "paper")
+DEFAULT_BUDGET = "small"
+
+
+@cache
+def paper_tables() -> tuple[dict[str, str], ...]:
+    """The papers' printed numbers, one row a cell of a table (`data/paper_tables.csv`); empty if the file is not here.
+
+    "Here" is the repository or, for the chapters of an installed package, the working folder.
+    """
+    file = Path("data") / "paper_tables.csv"
+    path = next(
+        (top / file for top in (Path(__file__).resolve().parents[2], Path()) if (top / file).is_file()), None
+    )
+    if path is None:
+        return ()
+    with path.open(encoding="utf-8", newline="") as opened:
+        return tuple(csv.DictReader(opened))
+
+
+def printed(paper: str, table: str, method: str, setting: str = "", **where: str) -> float | None:
+    """A number as the paper prints it, in percent: the first row that fits; None if the numbers are not at hand.
+
+    `where`: other columns of the file and what they hold, e.g. `dataset="CIFAR10"`.
+    """
+    for row in paper_tables():
+        found = (row["paper"].startswith(paper), row["table"] == table, row["method"] == method)
+        if all(found) and setting in row["setting"] and all(row[k] == value for k, value in where.items()):
+            return float(row["value_percent"])
+    return None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a table: a method with fixed settings, and the grid that is searched on validation data."""
+
+    key: str
+    method: str
+    label: str
+    paper: float | None
+    grid: tuple[Settings, ...]
+    settings: Settings = field(default_factory=dict)
+    rates_of: str | None = None
+    """Key of the arm whose chosen rates this arm takes over (an ablation that changes one thing); it then has no grid. The arm is
+    one of the experiment that searches: this one, or the one that `searched_in` names."""
+    run_of: str | None = None
+    """Name of the experiment whose runs of the arm `rates_of` are this arm's, because they are the same; they are made there."""
+    rounds: int | None = None
+    """Rounds, where this arm is not trained for as many as the others."""
+    search: Settings = field(default_factory=dict)
+    """What its short search does otherwise than its results."""
+    trained_by: str | None = None
+    """Key of the arm whose training this arm takes over, because it differs only in what clients do after the last round."""
+    papers: dict[str, float | None] = field(default_factory=dict)
+    """The printed numbers of an experiment with several measures; `paper` is that of the first."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure: what is trained on what, for how long, and beside which printed numbers it is put."""
+
+    name: str
+    title: str
+    data: str
+    partition: str
+    clients: int
+    rounds: int
+    epochs: int
+    batch_size: int
+    arms: tuple[Arm, ...]
+    paper_table: str
+    metric: str
+    deviations: tuple[str, ...]
+    participation: float = 1.0
+    model: str = "lenet"
+    ft_every: int = 1
+    ft_epochs: int | None = 0
+    """Epochs of fine-tuning after the last round: 0 stands for the local epochs, None for each method's own default."""
+    eval_every: int = 1
+    seeds: tuple[int, ...] = (0, 1, 2)
+    search_rounds: int = 5
+    search_seed: int = 100
+    searched_in: str | None = None
+    """Name of the experiment on the same data whose chosen settings this one takes over; it then searches nothing."""
+    common: Settings = field(default_factory=dict)
+    """What else all arms share."""
+    measures: dict[str, str] = field(default_factory=lambda: {"test_accuracy": ""})
+    """What is compared with the paper: names in a run's `final`, and what a table calls them."""
+    stands_in: str = ""
+    """What is not the paper's and moves the numbers themselves (another network): no row is then more than a trend."""
+    unavailable: bool = False
+    """Whether the data could not be had where the ledger was made: rows without a run say so and how to run them."""
+    budget: str = DEFAULT_BUDGET
+    """`small`: what two CPU cores do in hours; `paper`: what the paper spent."""
+    paper_budget: Settings = field(default_factory=dict)
+    """The fields that differ with the paper's budget; partition, model and comparison are not among them."""
+
+    def at(self, budget: str) -> Experiment:
+        """The same experiment with another budget, under a name of its own, so that the ledger keeps the two apart.
+
+        Raises:
+            InputError: an unknown budget, or the experiment has only one.
+        """
+        if budget not in BUDGETS:
+            raise unknown("budget", budget, BUDGETS)
+        if budget == self.budget:
+            return self
+        if not self.paper_budget:
+            raise InputError(
+                f"{self.name} is no paper's table: it has only one budget, leave --budget-name out"
+            )
+        return replace(
+            self, name=f"{self.name}-{budget}", budget=budget, **(self.paper_budget | {"paper_budget": {}})
+        )
+
+    def rounds_of(self, arm: Arm) -> int:
+        """For how many rounds an arm is trained."""
+        return self.rounds if arm.rounds is None else arm.rounds
+
+    def command(self, methods: str, seeds: str = "") -> str:
+        """What to type to train some arms (keys, separated by commas)."""
+        words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')} --methods {methods}"]
+        words += [f"--seeds {seeds}"] if seeds else []
+        words += [f"--budget-name {self.budget}"] if self.budget != DEFAULT_BUDGET else []
+        return " ".join(words)
+
+    @property
+    def heading(self) -> str:
+        """Title and budget, as a table says them."""
+        lengths = sorted({self.rounds_of(arm) for arm in self.arms})
+        spent = (
+            f"{' or '.join(map(str, lengths))} rounds, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        )
+        return f"{self.title}; {self.budget} budget ({spent})"
+
+    def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
+        """The settings that all arms share, as `make_config` takes them."""
+        tuning = {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
+        return tuning | {
+            "data": self.data,
+            "model": self.model,
+            "partition": self.partition,
+            "clients": self.clients,
+            "rounds": self.rounds if rounds is None else rounds,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "participation": self.participation,
+            "seed": seed,
+            "ft_every": self.ft_every,
+            "eval_every": self.eval_every,
+            **self.common,
+        }
+
+    def arm(self, key: str) -> Arm:
+        """One arm by its key; raises InputError for an unknown one."""
+        for arm in self.arms:
+            if arm.key == key:
+                return arm
+        raise unknown(f"method of {self.name}", key, [arm.key for arm in self.arms])
+
+
+def crossed(rates: tuple[Settings, ...], **choices: tuple[float, ...]) -> tuple[Settings, ...]:
+    """Every rate with every value of one more setting: `crossed(({"lr": 0.05}, {"lr": 0.1}), mu=(0.01, 0.1))`."""
+    ((name, values),) = choices.items()
+    return tuple(rate | {name: value} for value in values for rate in rates)

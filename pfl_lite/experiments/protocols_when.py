@@ -1,0 +1,77 @@
+"""Every method on the same small clients, for *Which method when*: no paper's table."""
+
+from __future__ import annotations
+
+from pfl_lite.experiments.experiment import Arm, Experiment, Settings
+from pfl_lite.methods import METHODS
+
+# Every method on the same small clients, for *Which method when*: one hidden layer on 28 x 28 figures, 20 clients of about 80
+# training images. Every method has six candidates, searched on validation images of another seed: six learning rates, or three
+# rates and two values of the setting that matters most to it. Methods that keep several models all keep four.
+SIX_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
+
+
+def three_rates(name: str, *values: float) -> tuple[Settings, ...]:
+    """Three learning rates with each of two values of another setting."""
+    return tuple({"lr": lr, name: value} for value in values for lr in (0.05, 0.15, 0.5))
+
+
+FITTED: dict[str, tuple[Settings, tuple[Settings, ...]]] = {
+    "fedprox": ({}, three_rates("mu", 0.01, 0.1)),
+    "pfl_ft": ({}, three_rates("ft_epochs", 4, 16)),
+    "pfl_fb": ({"head": "last"}, three_rates("ft_epochs", 4, 16)),
+    # lr lam stays below 1, beyond which w_i overshoots theta_i
+    "pfedme": (
+        {},
+        tuple({"lam": lam, "lr": 0.9 / lam, "inner_lr": lr} for lam in (5, 15) for lr in (0.01, 0.03, 0.1)),
+    ),
+    "ifca": ({"clusters": 4}, SIX_RATES),
+    "cfl": ({"warmup": 3}, three_rates("gamma", 0.3, 0.5)),
+    "fedfomo": ({}, three_rates("models", 5, 10)),
+    "fedamp": ({}, three_rates("lam", 0.1, 1)),
+    "fedem": ({"components": 4}, SIX_RATES),
+    "pfedmb": ({"branches": 4}, three_rates("alpha_lr", 0.3, 1)),
+    "ditto": ({}, three_rates("lam", 0.1, 1)),
+    "apfl": ({}, three_rates("alpha", 0.25, 0.75)),
+    "perfedavg": ({}, three_rates("inner_lr", 0.01, 0.1)),
+    "moon": ({"projection": 64}, three_rates("mu", 0.1, 1)),
+    "fedrep": ({}, three_rates("head_epochs", 4, 10)),
+    "pfedhn": ({}, three_rates("server_lr", 0.1, 0.3)),
+}
+LATER = {"fedmn", "pfl_moe", "pfl_mf", "pfl_mfe"}  # methods that came after the comparison was run
+SCENARIOS = {
+    "label-skew": ("label skew", "dirichlet:0.3"),
+    "feature-shift": ("feature shift", "writers"),
+    "concept-shift": ("concept shift in four groups", "concept:4"),
+    "known-groups": ("label skew in five groups", "blocks:5"),
+}
+
+
+def comparison(name: str, words: str, partition: str) -> Experiment:
+    """All methods on one kind of difference between clients."""
+    arms = []
+    for method in (name for name in METHODS if name not in LATER):
+        settings, grid = FITTED.get(method, ({}, SIX_RATES))
+        arms.append(Arm(method, method, method, None, grid, settings))
+    return Experiment(
+        name=f"when-{name}",
+        title=f"Which method when: {words} (glyphs10, {partition})",
+        data="glyphs10",
+        model="mlp",
+        partition=partition,
+        clients=20,
+        rounds=20,
+        epochs=4,
+        batch_size=20,
+        arms=tuple(arms),
+        paper_table="",
+        metric="unweighted mean over clients of test accuracy (%)",
+        deviations=(),
+        ft_every=0,
+        ft_epochs=None,
+        eval_every=4,
+        search_rounds=10,
+    )
+
+
+WHEN = tuple(comparison(name, words, partition) for name, (words, partition) in SCENARIOS.items())
