@@ -1,0 +1,189 @@
+"""What a claim is, and the statistics that decide it: bootstrap intervals of differences, or agreement of the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pfl_lite.experiments.ledger import Run
+
+Array = np.ndarray
+Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
+Runs = dict[str, list[Run]]  # arm -> its runs, the same seeds in the same order for every arm
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What became of a claim; `value`, `se`, `interval` (95 %) and `threshold` have the statistic's unit."""
+
+    statistic: str
+    verdict: str  # "held", "failed" or "undecided"
+    value: float | None = None
+    se: float | None = None
+    interval: tuple[float, float] | None = None
+    threshold: float | None = None
+    note: str = ""
+    id: str = ""
+    experiment: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper: the arms (keys) whose complete runs it needs in one or more experiments, and what tests it."""
+
+    id: str
+    experiment: str
+    """The experiment, or the group, that it is about."""
+    text: str
+    needs: dict[str, tuple[str, ...]]
+    """Experiment -> arms."""
+    test: Callable[[dict[str, Runs]], ClaimResult]
+    """Tests it on the experiments whose runs are there; those it lacks are named by `check`."""
+
+
+class Unfit(Exception):
+    """The runs are there but lack what a claim needs; the message says what."""
+
+
+CLAIMS: dict[str, Claim] = {}
+
+
+def claim(
+    id: str, experiment: str, arms: Sequence[str], text: str
+) -> Callable[[Callable[[Runs], ClaimResult]], Callable[[Runs], ClaimResult]]:
+    """Register the function below as the test of a claim."""
+
+    def register(test: Callable[[Runs], ClaimResult]) -> Callable[[Runs], ClaimResult]:
+        CLAIMS[id] = Claim(
+            id, experiment, text, {experiment: tuple(arms)}, lambda runs: test(runs[experiment])
+        )
+        return test
+
+    return register
+
+
+def per_client(runs: Sequence[Run], part: str = "final") -> Array:
+    """Test accuracies in percent, [seeds, clients], of `final` or `final_before_ft`."""
+    if any(not run.get(part) for run in runs):
+        raise Unfit(f"the runs have no '{part}': they were made without fine-tuning")
+    return 100 * np.array([run[part]["test_accuracy"] for run in runs], dtype=float)
+
+
+def resampled(difference: Array, draws: int = 10_000, stream: int = 0) -> Array:
+    """Means of `draws` bootstrap samples of differences [seeds, clients].
+
+    Seeds and clients are drawn anew independently of each other: a client keeps its classes in every seed and
+    the clients of a seed share their training, so all pairs together are less evidence than their number.
+    """
+    random = np.random.default_rng(stream)
+    seeds, clients = difference.shape
+    s = random.integers(seeds, size=(draws, seeds, 1))
+    c = random.integers(clients, size=(draws, 1, clients))
+    return np.asarray(difference[s, c].mean(axis=(1, 2)))
+
+
+def summary(difference: float, means: Array) -> Paired:
+    """A mean with the standard error and the 95 % interval that its bootstrap means give."""
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(difference), float(means.std()), (float(low), float(high))
+
+
+def paired(difference: Array, draws: int = 10_000) -> Paired:
+    """Mean, standard error and 95 % bootstrap interval of paired differences [seeds, clients]."""
+    return summary(difference.mean(), resampled(difference, draws))
+
+
+def by_interval(intervals: Sequence[tuple[float, float]]) -> str:
+    """Held if every interval lies above 0, failed if any lies below, else undecided."""
+    if any(high < 0 for _, high in intervals):
+        return "failed"
+    return "held" if all(low > 0 for low, _ in intervals) else "undecided"
+
+
+def by_seed(holds: Sequence[bool]) -> str:
+    """Held if it is so in every seed, failed if in none, else undecided."""
+    return "held" if all(holds) else "undecided" if any(holds) else "failed"
+
+
+def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
+    """A measure of every client in percent, [seeds, clients]: test accuracy, or one on all test images."""
+    if measure == "test_accuracy":
+        return per_client(runs)
+    if any(f"{measure}_clients" not in run["final"] for run in runs):
+        raise Unfit(f"the runs kept no {measure} of each client")
+    return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
+
+
+Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
+
+
+@dataclass(frozen=True)
+class Link:
+    """A sum of accuracies, such as one arm's minus another's, that a claim says is above a number of points."""
+
+    terms: Terms
+    above: float = 0.0
+    measure: str = "test_accuracy"
+
+    def __str__(self) -> str:
+        several = len({name for name, _ in self.terms}) > 1
+        signs = {1.0: "+", -1.0: "-"}
+        words = [
+            f"{signs.get(factor, f'{factor:+.2g}')} {f'{name}/' if several else ''}{arm}"
+            for (name, arm), factor in self.terms.items()
+        ]
+        return " ".join(words).removeprefix("+ ")
+
+    def value(self, runs: dict[str, Runs]) -> Paired:
+        """The sum, paired over clients and seeds inside an experiment, independent between experiments."""
+        total, means = 0.0, np.zeros(1)
+        for stream, name in enumerate(dict.fromkeys(name for name, _ in self.terms)):
+            arrays = [
+                factor * per_client_measure(runs[name][arm], self.measure)
+                for (there, arm), factor in self.terms.items()
+                if there == name
+            ]
+            difference = np.sum(arrays, axis=0)  # [seeds, clients]
+            difference = difference[
+                :, np.isfinite(difference).all(0)
+            ]  # without clients that have no test images
+            total, means = total + difference.mean(), means + resampled(difference, stream=stream)
+        return summary(total, means)
+
+
+def ahead(
+    experiment: str, better: str, *worse: str, above: float = 0.0, measure: str = "test_accuracy"
+) -> list[Link]:
+    """One arm before each of others in one experiment."""
+    return [Link({(experiment, better): 1.0, (experiment, arm): -1.0}, above, measure) for arm in worse]
+
+
+def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
+    """Register a claim that holds if every link does: its interval lies above the link's number."""
+    needs: dict[str, list[str]] = {}
+    for link in links:
+        for name, arm in link.terms:
+            needs.setdefault(name, [])
+            needs[name] += [arm] if arm not in needs[name] else []
+
+    def test(runs: dict[str, Runs]) -> ClaimResult:
+        known = [link for link in links if {name for name, _ in link.terms} <= runs.keys()]
+        if not known:
+            raise Unfit("the runs that are there make no whole comparison")
+        found = [(link, *link.value(runs)) for link in known]
+        margins = [(low - link.above, high - link.above) for link, _, _, (low, high) in found]
+        link, value, se, interval = min(found, key=lambda one: one[3][0] - one[0].above)
+        held, refuted = sum(low > 0 for low, _ in margins), sum(high < 0 for _, high in margins)
+        where = next(iter(link.terms))[0]
+        note = f"weakest: {link} in {where}, {link.measure.replace('_', ' ')}; {held} of {len(links)} hold, {refuted} fail"
+        statistic = (
+            f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
+        )
+        return ClaimResult(statistic, by_interval(margins), value, se, interval, link.above, note)
+
+    CLAIMS[id] = Claim(
+        id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test
+    )
