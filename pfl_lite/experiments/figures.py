@@ -1,0 +1,231 @@
+"""What the papers' figures draw, as numbers computed from the runs of the tables; nothing is trained for a figure alone.
+
+A figure is a data frame with one row a mark, or a box of marks; `attrs["title"]` says what it is and which budget its runs had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pfl_lite.errors import unknown
+from pfl_lite.experiments.claim import per_client_measure
+from pfl_lite.experiments.claims_pfedmb import alphas, branches_used, entropy
+from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Experiment, get_experiment, printed
+from pfl_lite.experiments.protocols_pfedmb import TABLE2_SETTINGS
+from pfl_lite.experiments.tables import FORMATS, aligned, runs_of
+
+Rows = list[dict[str, Any]]
+Runs = dict[str, list[Run]]
+
+
+def box(values: np.ndarray) -> dict[str, float]:
+    """The five numbers of a box plot."""
+    names = ("lowest", "lower quartile", "median", "upper quartile", "highest")
+    return dict(zip(names, np.nanquantile(values, [0, 0.25, 0.5, 0.75, 1]).tolist(), strict=True))
+
+
+def best_branches(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """pFedMB's Table III: the number of branches with the best validation accuracy of those that ran, beside the paper's."""
+    rows: Rows = []
+    for setting, experiment, found in zip(TABLE2_SETTINGS, experiments, runs, strict=True):
+        scores = {
+            arm.settings["branches"]: float(np.mean([np.nanmean(np.array(val, dtype=float)) for val in some]))
+            for arm in experiment.arms
+            if (some := [run["final"]["val_accuracy"] for run in found[arm.key]])
+        }
+        lacking = [arm.label for arm in experiment.arms if not found[arm.key]]
+        words = TABLE2_SETTINGS[setting][3]
+        rows.append(
+            {
+                "Setting": words,
+                "Paper's B": printed("pFedMB", "III", "pFedMB", words),
+                "Our B": max(scores, key=lambda number: scores[number]) if scores else np.nan,
+                "Validation (%)": 100 * max(scores.values()) if scores else np.nan,
+                "Reason": f"not run: {', '.join(lacking)}" if lacking else f"best of {len(scores)}",
+            }
+        )
+    return rows
+
+
+def branch_weights(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """pFedMB's Fig. 3: how far the five pairs' branch weights have separated, at the rounds that were kept."""
+    return [
+        {
+            "Method": arm.label,
+            "Seed": run["seed"],
+            "Round": at,
+            "Largest distance inside a pair": float(np.abs(alpha[::2] - alpha[1::2]).sum(-1).max()),
+            "Branches used": branches_used(alpha.reshape(len(alpha) // 2, 2, -1)),
+            "Entropy": entropy(alpha),
+        }
+        for experiment, found in zip(experiments, runs, strict=True)
+        for arm in experiment.arms
+        if arm.method == "pfedmb"
+        for run in found[arm.key]
+        for at, alpha in alphas(run).items()
+    ]
+
+
+def accuracy_by_round(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """pFedMB's Fig. 4: mean test accuracy over rounds, before and after fine-tuning."""
+    return [
+        {
+            "Method": arm.label,
+            "Seed": run["seed"],
+            "Round": entry["round"],
+            "Before fine-tuning (%)": percent(entry.get("personal_accuracy")),
+            "After fine-tuning (%)": percent(entry.get("tuned_accuracy")),
+        }
+        for experiment, found in zip(experiments, runs, strict=True)
+        for arm in experiment.arms
+        for run in found[arm.key]
+        for entry in run["rounds"]
+    ]
+
+
+def percent(share: float | None) -> float:
+    """A share in percent; NaN where it was not kept."""
+    return np.nan if share is None else 100 * share
+
+
+def accuracy_by_floats(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """FedMN's Fig. 2: floats sent in all rounds, and the accuracy they bought."""
+    return [
+        {
+            "Data": experiment.data,
+            "Method": arm.label,
+            "Seed": run["seed"],
+            "Million floats": sum(e["floats_down"] + e["floats_up"] for e in run["rounds"]) / 1e6,
+            "Accuracy (%)": float(np.nanmean(per_client_measure([run], "test_accuracy"))),
+        }
+        for experiment, found in zip(experiments, runs, strict=True)
+        for arm in experiment.arms
+        for run in found[arm.key]
+    ]
+
+
+def local_boxes(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """PFL-MoE's Fig. 1: Local's test accuracies of all clients, as boxes."""
+    return [
+        {"Setting": experiment.title.partition(": ")[2], "Test": test.replace("_", " "), "Seed": run["seed"]}
+        | box(per_client_measure([run], test))
+        for experiment, found in zip(experiments, runs, strict=True)
+        for run in found["local"]
+        for test in experiment.measures
+    ]
+
+
+def global_by_round(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """PFL-MoE's Fig. 2: FedAvg's accuracy on all test images over rounds, where it was scored."""
+    return [
+        {
+            "Setting": experiment.title.partition(": ")[2],
+            "Seed": run["seed"],
+            "Round": entry["round"],
+            "Global test (%)": percent(entry["global_accuracy_weighted"]),
+        }
+        for experiment, found in zip(experiments, runs, strict=True)
+        for run in found["fedavg"]
+        for entry in run["rounds"]
+        if entry.get("global_accuracy_weighted") is not None
+    ]
+
+
+def beside_fedavg(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
+    """PFL-MoE's Figs. 3 to 5: each client's lead over FedAvg, by FedAvg's local test of that client."""
+    rows: Rows = []
+    for experiment, found in zip(experiments, runs, strict=True):
+        plain = {run["seed"]: run for run in found["fedavg"]}
+        for arm in experiment.arms:
+            for run in found[arm.key] if arm.trained_by == "fedavg" else []:
+                if run["seed"] not in plain:
+                    continue
+                each = {
+                    test: [per_client_measure([one], test)[0] for one in (plain[run["seed"]], run)]
+                    for test in experiment.measures
+                }
+                rows += [
+                    {
+                        "Method": arm.label,
+                        "Seed": run["seed"],
+                        "Client": client,
+                        "FedAvg, local test (%)": each["local_test"][0][client],
+                    }
+                    | {
+                        f"Lead, {test.replace('_', ' ')}": mine[client] - theirs[client]
+                        for test, (theirs, mine) in each.items()
+                    }
+                    for client in range(len(each["local_test"][0]))
+                ]
+    return rows
+
+
+FIGURES: dict[str, Callable[[Sequence[Experiment], Sequence[Runs]], Rows]] = {
+    "pfedmb-table3": best_branches,
+    "pfedmb-fig3": branch_weights,
+    "pfedmb-fig4": accuracy_by_round,
+    "fedmn-fig2": accuracy_by_floats,
+    "pflmoe-fig1": local_boxes,
+    "pflmoe-fig2": global_by_round,
+    "pflmoe-fig3": beside_fedavg,
+    "pflmoe-fig4": beside_fedavg,
+    "pflmoe-fig5": beside_fedavg,
+}
+
+
+def figure(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+    """The numbers that a figure draws, from the complete runs in the ledger; empty where there are none.
+
+    `attrs["title"]` names the figure and the budget, `attrs["notes"]` the experiments without a run.
+
+    Raises:
+        InputError: an unknown figure or budget.
+    """
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    ledger = ledger or Ledger()
+    experiments = [get_experiment(part, budget) for part in GROUPS[name]]
+    runs = [runs_of(experiment, ledger) for experiment in experiments]
+    frame = pd.DataFrame(FIGURES[name](experiments, runs))
+    about = (FIGURES[name].__doc__ or "").splitlines()[0].rstrip(".")
+    lengths = " or ".join(map(str, sorted({experiment.rounds for experiment in experiments})))
+    empty = [e for e, found in zip(experiments, runs, strict=True) if not any(found.values())]
+    why = {True: "not run: data not available here", False: "not run"}
+    frame.attrs = {
+        "title": f"{name}: {about} ({budget} budget, {lengths} rounds)",
+        "notes": [
+            f"{e.title}: {why[e.unavailable]}; `pfl-lite ledger missing {part}` says what to do"
+            for part, e in zip(GROUPS[name], experiments, strict=True)
+            if e in empty
+        ],
+    }
+    return frame
+
+
+def show(frame: pd.DataFrame, format: str = "text") -> str:
+    """A figure's numbers as aligned text, markdown (both with title and notes) or csv."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if format == "csv":
+        return frame.to_csv(index=False, float_format="%.4f")
+    cells: list[list[str]] = []
+    if len(frame):
+        cells = [list(map(str, frame)), *(list(map(written, row)) for row in frame.itertuples(index=False))]
+    title, notes = frame.attrs["title"], [f"* {note}" for note in frame.attrs["notes"]]
+    if format == "markdown":
+        cells[1:1] = [["---"] * len(frame.columns)] if cells else []
+        lines = [f"| {' | '.join(row)} |" for row in cells]
+        return "\n".join([f"**{title}**", "", *lines, "", *notes]).rstrip() + "\n"
+    return "\n".join([title, "", *(aligned(cells) if cells else []), "", *notes]).rstrip() + "\n"
+
+
+def written(value: Any) -> str:
+    """A cell of a figure's numbers."""
+    if isinstance(value, float):
+        return "-" if np.isnan(value) else f"{value:.2f}".removesuffix(".00")
+    return str(value)
