@@ -45,9 +45,17 @@ def fault(entry: Any) -> str | None:
     if missing := [key for key in (RUN_KEYS if kind == "run" else SEARCH_KEYS) if key not in entry]:
         return f"it lacks {', '.join(missing)}"
     if kind == "search":
-        return None if isinstance(entry["candidates"], list) else '"candidates" is not a list'
+        tried = entry["candidates"]
+        if not isinstance(tried, list) or not all(
+            isinstance(one, dict) and "settings" in one for one in tried
+        ):
+            return '"candidates" is not a list of objects that have "settings"'
+        known = [one["settings"] for one in tried]
+        return None if entry["chosen"] in known else '"chosen" is none of the candidates'
     if type(entry["seed"]) is not int or not isinstance(entry["config"], dict):
         return '"seed" is not a whole number or "config" is not an object'
+    if not isinstance(entry.get("code", {}), dict):
+        return '"code" is not an object'
     rounds, final = entry["rounds"], entry.get("final")
     if not isinstance(rounds, list) or not all(isinstance(r, dict) and "round" in r for r in rounds):
         return '"rounds" is not a list of objects that have a "round"'
@@ -101,19 +109,25 @@ class Ledger:
     def _path_of(self, entry: Run) -> Path:
         return self.path(entry["experiment"], entry["arm"], entry["seed"] if entry["kind"] == "run" else None)
 
-    def _load(self, path: Path) -> Run | None:
-        """Read one file; a damaged one is set aside with a warning that names it."""
+    def examine(self, path: Path) -> tuple[Run | None, str | None]:
+        """Read one file and change nothing: the entry, and what is wrong with the file; both None if it is not there."""
+        entry = None
         try:
             entry = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
             problem = fault(entry)
             if problem is None and self._path_of(entry) != path:
                 problem = "its name and its contents disagree"
         except FileNotFoundError:
-            return None
+            return None, None
         except ValueError as error:  # JSON, encoding and name errors are all ValueErrors
             problem = f"it is not valid JSON ({error})"
+        return entry, problem
+
+    def _load(self, path: Path) -> Run | None:
+        """Read one file; a damaged one is set aside with a warning that names it."""
+        entry, problem = self.examine(path)
         if problem is None:
-            return dict(entry)
+            return entry
         aside, number = path.with_name(path.name + ".damaged"), 1
         while aside.exists():
             number += 1

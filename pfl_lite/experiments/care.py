@@ -1,0 +1,247 @@
+"""Care of the ledger: is every file sound, what was made by other code, which cells are empty, what would filling them cost?"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from pfl_lite.data.images import datasets
+from pfl_lite.engine.config import with_defaults
+from pfl_lite.engine.provenance import code_of
+from pfl_lite.experiments.ledger import MACHINE_KEYS, Ledger, Run
+from pfl_lite.experiments.protocols import (
+    BUDGETS,
+    DEFAULT_BUDGET,
+    EXPERIMENTS,
+    Arm,
+    Experiment,
+    get_experiment,
+    members,
+)
+from pfl_lite.experiments.sweep import Sweep
+from pfl_lite.methods import METHODS
+from pfl_lite.models import NETWORKS
+
+LARGEST = 20_000_000  # bytes of a ledger that a repository can carry
+FEDEM_TRAINS = 0.8  # share of the merged images that split `fedem` trains on
+
+
+@dataclass
+class Findings:
+    """What a look through a ledger found: `faults` must be mended, `notes` are good to know."""
+
+    files: int = 0
+    bytes: int = 0
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(ledger: Ledger) -> Findings:
+    """Look through every file of a ledger and change none.
+
+    Faults are files that break their schema or were set aside, two files with one run, and a ledger too large to keep. Notes are
+    runs whose code has changed since, by file; runs that do not say which code made them; experiments that nobody knows; and
+    cells that are empty.
+    """
+    found, runs = Findings(), []
+    for path in sorted(path for path in ledger.folder.rglob("*.json*") if not hidden(ledger, path)):
+        found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
+        name = path.relative_to(ledger.folder).as_posix()
+        if path.suffix != ".json":
+            found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
+            continue
+        entry, problem = ledger.examine(path)
+        if problem is not None:
+            found.faults.append(f"{name}: {problem}")
+        elif entry is not None and entry["kind"] == "run":
+            runs.append((name, entry))
+    if found.bytes > LARGEST:
+        found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
+    found.faults += duplicates(runs)
+    found.notes += [*strangers([run for _, run in runs]), *changed([run for _, run in runs]), *gaps(ledger)]
+    return found
+
+
+def hidden(ledger: Ledger, path: Path) -> bool:
+    """Whether a path lies in a hidden folder of the ledger (checkpoints), or is a hidden file (one that is being written)."""
+    return any(part.startswith(".") for part in path.relative_to(ledger.folder).parts)
+
+
+def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Files that hold the same run: the same configuration, wherever it was computed."""
+    first: dict[str, str] = {}
+    said = []
+    for name, run in runs:
+        config = {k: v for k, v in with_defaults(run["config"]).items() if k not in MACHINE_KEYS}
+        twin = first.setdefault(json.dumps(config, sort_keys=True), name)
+        if twin != name:
+            said.append(f"{name}: the same run as {twin}: keep one")
+    return said
+
+
+def strangers(runs: Sequence[Run]) -> list[str]:
+    """Experiments with runs that no protocol describes."""
+    known = {one.name for one in every_budget()}
+    count = Counter(run["experiment"] for run in runs if run["experiment"] not in known)
+    return [
+        f"{name}: {number} runs of an experiment that is not known here" for name, number in count.items()
+    ]
+
+
+def every_budget() -> list[Experiment]:
+    """All experiments with all their budgets."""
+    some = list(EXPERIMENTS.values())
+    return some + [
+        one.at(budget) for one in some if one.paper_budget for budget in BUDGETS if budget != one.budget
+    ]
+
+
+def changed(runs: Sequence[Run]) -> list[str]:
+    """Runs whose code has changed since they were made, by experiment and file; and how many do not say what made them."""
+    count: Counter[tuple[str, str]] = Counter()
+    unknown: Counter[str] = Counter()
+    for run in runs:
+        method, model = METHODS.get(run["method"]), run["config"].get("model")
+        if not run.get("code") or method is None or model not in NETWORKS:
+            unknown[run["experiment"]] += 1
+            continue
+        now = code_of(method, model)
+        count.update((run["experiment"], file) for file, code in run["code"].items() if now.get(file) != code)
+        count.update((run["experiment"], file) for file in now.keys() - run["code"].keys())
+    said = [
+        f"{name}: {file} has changed since {number} runs were made"
+        for (name, file), number in sorted(count.items())
+    ]
+    return said + [
+        f"{name}: {number} runs do not say which code made them" for name, number in sorted(unknown.items())
+    ]
+
+
+def gaps(ledger: Ledger) -> list[str]:
+    """How many results of every experiment are missing; of those with the paper's budget, where there is one at least."""
+    said = []
+    for one in every_budget():
+        if one.budget == DEFAULT_BUDGET or (ledger.folder / one.name).is_dir():
+            sweep = whole(one, ledger)
+            if left := len(sweep.missing()):
+                planned = len(sweep.arms) * len(one.seeds)
+                said.append(f"{one.name}: {left} of {planned} results are missing")
+    return said
+
+
+def whole(experiment: Experiment, ledger: Ledger) -> Sweep:
+    """The sweep of all arms and seeds of an experiment."""
+    return Sweep(experiment, experiment.arms, experiment.seeds, None, "cpu", ledger)
+
+
+class Missing(NamedTuple):
+    """A command that would fill a gap: images to train on, core hours if runs of the experiment tell, what must come before."""
+
+    command: str
+    images: float
+    hours: float | None
+    after: str
+
+
+def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
+    """The commands that would fill the gaps of an experiment or a group, the longest first.
+
+    Raises:
+        InputError: an unknown name or budget.
+    """
+    found = [one for part in members(name) for one in gaps_of(get_experiment(part, budget), ledger)]
+    unique = {
+        one.command: one for one in found
+    }  # an arm may be missing here and in the experiment that makes its runs
+    return sorted(unique.values(), key=lambda one: (one.hours or 0.0, one.images), reverse=True)
+
+
+def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
+    """The commands that would fill an experiment's gaps; arms that share a training share a command."""
+    sweep, pace = whole(experiment, ledger), paces(experiment, ledger)
+    gaps: dict[str, list[tuple[Arm, int]]] = {}
+    for arm, seed in sweep.missing():
+        gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
+    found = []
+    for training, some in gaps.items():
+        methods = ",".join(dict.fromkeys(arm.key for arm, _ in some))
+        seeds = sorted({seed for _, seed in some})
+        first = experiment.arm(training)
+        images = sum(nominal(experiment, arm, experiment.rounds_of(arm) * (arm is first)) for arm, _ in some)
+        source, after = sweep.source(first), ""
+        if sweep.chosen(first) is None and sweep.searching is experiment:
+            left = len(source.grid) - len(sweep.searched(source))
+            images += left * nominal(experiment, first, experiment.search_rounds)
+        elif sweep.chosen(first) is None:
+            after = sweep.searching.command(source.key)
+        seconds = pace.get(first.key, median(pace.values()) if pace else None)
+        hours = None if seconds is None else images * seconds / 3600
+        found.append(Missing(experiment.command(methods, ",".join(map(str, seeds))), images, hours, after))
+    for arm in experiment.arms:
+        if arm.run_of is not None:
+            home = get_experiment(arm.run_of, experiment.budget)
+            there = Sweep(home, [home.arm(str(arm.rates_of))], experiment.seeds, None, "cpu", ledger)
+            if seeds := [seed for _, seed in there.missing()]:
+                command = home.command(str(arm.rates_of), ",".join(map(str, seeds)))
+                images = len(seeds) * nominal(home, home.arm(str(arm.rates_of)), home.rounds)
+                found.append(Missing(command, images, None, ""))
+    return found
+
+
+def nominal(experiment: Experiment, arm: Arm, rounds: int) -> float:
+    """Images that FedAvg would train on in an arm's place, with its fine-tuning; several phases or models look at more.
+
+    Where `rounds` is 0 only the fine-tuning is left, which is all that an arm does that takes over another's training.
+    """
+    settings = experiment.settings(0) | arm.settings
+    name, _, part = experiment.data.partition(":")
+    card = datasets()[name]
+    images = float(card.train_size)
+    if settings.get("split") == "fedem":
+        images = FEDEM_TRAINS * (card.train_size + card.test_size)
+    if experiment.partition == "writers:1":
+        images *= min(1.0, experiment.clients / card.writers)
+    images *= float(part or 1) * (1 - settings.get("val_fraction", 0.2))
+    tuned = settings.get("ft_epochs", METHODS[arm.method].tuning)
+    return images * (settings["participation"] * settings["epochs"] * rounds + tuned)
+
+
+def paces(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
+    """Seconds of one core for one nominal image, by arm, from the complete runs of an experiment."""
+    found: dict[str, list[float]] = {}
+    for run in ledger.read(experiment.name):
+        if run.get("images_per_second"):
+            trained = run.get("images_trained")  # early runs did not count them
+            seconds = run["seconds"] if trained is None else trained / run["images_per_second"]
+            images = nominal(experiment, experiment.arm(run["arm"]), int(run["rounds"][-1]["round"]))
+            found.setdefault(run["arm"], []).append(seconds / images)
+    return {arm: median(some) for arm, some in found.items()}
+
+
+def price(experiment: Experiment) -> str:
+    """What a whole experiment costs in FedAvg's images, with its searches: `27 results, 36 candidates, 350 million images`."""
+    own = [arm for arm in experiment.arms if arm.run_of is None]
+    tried = 0 if experiment.searched_in else sum(len(arm.grid) for arm in own)
+    rounds = {arm.key: experiment.rounds_of(arm) if arm.trained_by is None else 0 for arm in own}
+    images = sum(nominal(experiment, arm, rounds[arm.key]) for arm in own) * len(experiment.seeds)
+    if experiment.searched_in is None:
+        images += sum(len(arm.grid) * nominal(experiment, arm, experiment.search_rounds) for arm in own)
+    return (
+        f"{len(own) * len(experiment.seeds)} results, {tried} candidates, {images / 1e6:,.0f} million images"
+    )
+
+
+def show(found: Sequence[Missing]) -> str:
+    """Commands under one another, each after what it takes."""
+    lines = []
+    for one in found:
+        takes = (
+            f"{one.images / 1e6:.0f} million images" if one.hours is None else f"{one.hours:.1f} core hours"
+        )
+        lines.append(f"{takes:>20}  {one.command}" + (f"  # after: {one.after}" if one.after else ""))
+    return "\n".join(lines)
