@@ -82,6 +82,9 @@ Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
 Validation = Annotated[float, typer.Option(help="share of the training images kept for validation")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
+BudgetName = Annotated[
+    str, typer.Option(help="small (hours on two CPU cores) or paper (what the paper spent)")
+]
 LedgerFolder = Annotated[Path | None, typer.Option("--ledger", help="folder of the results [data/results]")]
 
 
@@ -169,16 +172,22 @@ def models() -> None:
 
 @app.command()
 def experiments() -> None:
-    """List the experiments: the papers' tables and figures that can be reproduced.
+    """List the experiments: the papers' tables and figures that can be reproduced, and what they cost.
 
     Example: `pfl-lite experiments`
-    """
-    from pfl_lite.experiments.protocols import EXPERIMENTS
 
-    columns(
-        (name, e.title, f"{e.rounds} rounds", ", ".join(arm.key for arm in e.arms))
-        for name, e in EXPERIMENTS.items()
-    )
+    Images are those that FedAvg would train on; a method of several phases or models looks at more.
+    `pfl-lite ledger missing NAME` gives core hours where some runs are there to measure by.
+    """
+    from pfl_lite.experiments.care import price
+    from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS
+
+    for name, e in EXPERIMENTS.items():
+        typer.echo(f"{name}  {e.title}\n    arms   {', '.join(arm.key for arm in e.arms)}")
+        for one in (e, e.at("paper")) if e.paper_budget else (e,):
+            typer.echo(f"    {one.budget:<5}  {one.rounds} rounds; {price(one)}")
+    for name, parts in GROUPS.items():
+        typer.echo(f"{name}  made of the runs of\n    {', '.join(parts)}")
 
 
 @app.command()
@@ -430,7 +439,10 @@ def parse_budget(text: str) -> float:
 
 @app.command()
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="an experiment (see `pfl-lite experiments`)")],
+    experiment: Annotated[
+        str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
+    ],
+    budget_name: BudgetName = "small",
     methods: Annotated[str | None, typer.Option(help="rows to train, separated by commas [all]")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas [the protocol's]")] = None,
     rounds: Annotated[
@@ -454,9 +466,11 @@ def reproduce(
 
     Example: `pfl-lite reproduce pfedmb-table1 --seeds 0 --workers 2 --budget 30m`
 
+    A group is trained one experiment after another.
     With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has.
     """
     from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.experiments.protocols import get_experiment, members
     from pfl_lite.experiments.sweep import reproduce as sweep
 
     try:
@@ -465,49 +479,65 @@ def reproduce(
         raise InputError(
             f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
         ) from error
-    written, left, interrupted = sweep(
-        experiment,
-        methods=None if methods is None else methods.split(","),
-        seeds=numbers,
-        rounds=rounds,
-        workers=workers,
-        scheduler=scheduler,
-        budget=None if budget is None else parse_budget(budget),
-        device=device,
-        ledger=Ledger(ledger),
-    )
+    until = None if budget is None else time.monotonic() + parse_budget(budget)
+    written, left, interrupted = 0, 0, False
+    parts = members(experiment)
+    # those that take over another's settings come after those that search
+    for name in sorted(parts, key=lambda part: get_experiment(part, budget_name).searched_in is not None):
+        done = sweep(
+            name,
+            budget_name=budget_name,
+            methods=None if methods is None else methods.split(","),
+            seeds=numbers,
+            rounds=rounds,
+            workers=workers,
+            scheduler=scheduler,
+            budget=None if until is None else max(until - time.monotonic(), 1e-9),
+            device=device,
+            ledger=Ledger(ledger),
+        )
+        written, left, interrupted = written + len(done.written), left + done.left, done.interrupted
+        if interrupted:
+            break
     if not left:
         typer.echo(
-            f"{len(written)} results written: the ledger has them all"
-            if written
-            else "nothing was left to do"
+            f"{written} results written: the ledger has them all" if written else "nothing was left to do"
         )
         return
     why = "interrupted" if interrupted else "out of time"
-    typer.echo(f"{why}: {len(written)} results written, {left} runs left; the same command goes on from here")
+    typer.echo(f"{why}: {written} results written, {left} runs left; the same command goes on from here")
     if interrupted:
         raise typer.Exit(130)
 
 
 @app.command()
 def table(
-    experiment: Annotated[str, typer.Argument(help="an experiment (see `pfl-lite experiments`)")],
+    experiment: Annotated[
+        str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
+    ],
+    budget_name: BudgetName = "small",
     format: Annotated[str, typer.Option(help="text, markdown or csv")] = "text",
     ledger: LedgerFolder = None,
 ) -> None:
-    """Print a paper's table beside ours, from the ledger.
+    """Print a paper's table beside ours, or the numbers that a figure draws, from the ledger.
 
-    Example: `pfl-lite table pfedmb-table1 --format markdown`
+    Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
-    from pfl_lite.experiments import tables
+    from pfl_lite.experiments import figures, tables
     from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.experiments.protocols import members
 
-    typer.echo(tables.show(tables.table(experiment, Ledger(ledger)), format))
+    if experiment in figures.FIGURES:
+        typer.echo(figures.show(figures.figure(experiment, Ledger(ledger), budget_name), format))
+        return
+    for name in members(experiment):
+        typer.echo(tables.show(tables.table(name, Ledger(ledger), budget_name), format))
 
 
 @app.command()
 def claims(
-    experiment: Annotated[str | None, typer.Argument(help="an experiment [all]")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="an experiment, or a group of them [all]")] = None,
+    budget_name: BudgetName = "small",
     ledger: LedgerFolder = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
@@ -517,11 +547,57 @@ def claims(
     from pfl_lite.experiments import claims as checks
     from pfl_lite.experiments.ledger import Ledger
 
-    results = checks.claims(experiment, Ledger(ledger))
+    results = checks.claims(experiment, Ledger(ledger), budget_name)
     if not results:
         typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
         return
     typer.echo(checks.show(results))
+
+
+ledger_app = typer.Typer(
+    no_args_is_help=True, help="Look after the results: are they sound, and which are missing?"
+)
+app.add_typer(ledger_app, name="ledger")
+
+
+@ledger_app.command("check")
+def ledger_check(ledger: LedgerFolder = None) -> None:
+    """Look through every file of the ledger: exit code 1 for a file that breaks its schema, a run kept twice, or too much of it.
+
+    Example: `pfl-lite ledger check`
+
+    Runs whose code has changed since, and results that are missing, are listed for information.
+    """
+    from pfl_lite.experiments.care import check
+    from pfl_lite.experiments.ledger import Ledger
+
+    found = check(Ledger(ledger))
+    for note in found.notes:
+        typer.echo(f"note   {note}")
+    for fault in found.faults:
+        typer.echo(f"fault  {fault}")
+    typer.echo(f"{found.files} files, {found.bytes / 1e6:.1f} MB: {len(found.faults) or 'no'} faults")
+    if found.faults:
+        raise typer.Exit(1)
+
+
+@ledger_app.command("missing")
+def ledger_missing(
+    experiment: Annotated[str, typer.Argument(help="an experiment, or a group of them")],
+    budget_name: BudgetName = "small",
+    ledger: LedgerFolder = None,
+) -> None:
+    """Print the commands that would fill an experiment's gaps, the longest first.
+
+    Example: `pfl-lite ledger missing pfedmb-table1`
+
+    Core hours come from the speed of the experiment's runs in the ledger; without any, images are counted.
+    """
+    from pfl_lite.experiments.care import missing, show
+    from pfl_lite.experiments.ledger import Ledger
+
+    found = missing(experiment, Ledger(ledger), budget_name)
+    typer.echo(show(found) if found else f"nothing is missing of {experiment}")
 
 
 @app.command()

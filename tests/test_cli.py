@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from pfl_lite.cli import app, parse_budget
 from pfl_lite.data.images import load
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
+from pfl_lite.experiments import crews
+from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network
+from tests.test_sweep import Inline
 
 EIGHT = [
     "--data",
@@ -218,12 +221,19 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
-        (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table1"),
+        (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table"),
+        (
+            ["reproduce", "pfedmb-table1", "--budget-name", "huge"],
+            "unknown budget 'huge' (valid: paper, small)",
+        ),
+        (["ledger", "missing", "pfedmb-tabel1"], "did you mean pfedmb-table1"),
+        (["claims", "pfedmb-tabel2"], "did you mean pfedmb-table2"),
+        (["table", "when-label-skew", "--budget-name", "paper"], "it has only one budget"),
         (["reproduce", "pfedmb-table1", "--methods", "fedavgg"], "did you mean fedavg"),
         (["reproduce", "pfedmb-table1", "--budget", "soon"], "e.g. 30m"),
         (["reproduce", "pfedmb-table1", "--seeds", "a"], "whole numbers"),
         (["table", "pfedmb-table1", "--format", "latex"], "markdown"),
-        (["claims", "pfedmb"], "did you mean pfedmb-table1"),
+        (["claims", "pfedmb-table"], "did you mean pfedmb-table"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(
@@ -301,3 +311,30 @@ def test_a_result_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> N
 
 def test_an_experiment_without_claims_says_so() -> None:
     assert "no claim of when-label-skew is written down" in call("claims", "when-label-skew").stdout
+
+
+def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts() -> None:
+    lines = call("experiments").stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("pfedmb-table1 "))
+    assert "local, fedavg, pfedmb-plain, pfedmb" in lines[at + 1]
+    assert (
+        "small  30 rounds; 12 results, 8 candidates" in lines[at + 2] and "paper  100 rounds" in lines[at + 3]
+    )
+    group = next(number for number, line in enumerate(lines) if line.startswith("pflmoe-fig3 "))
+    assert "pflmoe-fmnist-lenet-0.9" in lines[group + 1]
+
+
+def test_a_group_is_reproduced_in_an_order_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
+    small = {"data": "digits", "model": "linear", "rounds": 2, "epochs": 1, "search_rounds": 1, "seeds": (0,)}
+    searches = replace(PFEDMB_TABLE1, name="searches", arms=(first,), **small)
+    for one in (searches, replace(searches, name="follows", searched_in="searches")):
+        monkeypatch.setitem(EXPERIMENTS, one.name, one)
+    monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    result = call("reproduce", "both", "--ledger", tmp_path)
+    assert result.exit_code == 0 and "3 results written: the ledger has them all" in result.stdout
+    assert call("reproduce", "both", "--ledger", tmp_path).stdout == "nothing was left to do\n"
+    assert "nothing is missing of both" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout

@@ -2,6 +2,7 @@
 
 import io
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.experiments.protocols import EXPERIMENTS
-from pfl_lite.experiments.tables import accuracy, judge, show, table
+from pfl_lite.experiments.tables import accuracy, in_order, judge, show, table
+from tests.test_cli import call
 
 NAME = "pfedmb-table1"
 EXPERIMENT = EXPERIMENTS[NAME]
@@ -210,3 +212,88 @@ def test_wrong_names_are_answered_with_the_right_ones(ledger):
         table("pfedmb-tabel1", ledger)
     with pytest.raises(InputError, match="unknown format 'html'"):
         show(table(NAME, ledger), "html")
+
+
+def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path):
+    copy = Ledger(tmp_path / "copy")
+    shutil.copytree(default_folder() / NAME, copy.folder / NAME)
+    before = rows(copy)
+    assert before.loc["pfedmb", "Status"] != "not run" and before.loc["pfedmb", "Seeds"] == 1
+    (copy.folder / NAME / "pfedmb-seed0.json").unlink()
+    after = rows(copy)
+    assert after.loc["pfedmb", "Status"] == "not run" and math.isnan(after.loc["pfedmb", "Ours (%)"])
+    assert after.loc["pfedmb", "Reason"] == "no complete run in the ledger"
+    others = [arm for arm in PAPER if arm != "pfedmb"]
+    assert after.loc[others, "Ours (%)"].equals(before.loc[others, "Ours (%)"])
+
+
+def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
+    fill(ledger, {}, rounds=20)
+    ledger.write(make_run("local", 60, seed=9))
+    assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds)")
+    assert "small budget (30 rounds, 3 seeds)" in show(table(NAME, ledger), "markdown").splitlines()[0]
+    ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
+    paper = table(NAME, ledger, "paper")  # another folder: nothing of the small budget is in it
+    assert "paper budget (100 rounds" in paper.attrs["title"] and paper["Seeds"].tolist() == [1, 0, 0, 0]
+    assert paper.loc[0, "Ours (%)"] == pytest.approx(70) and paper.loc[0, "Rounds"] == "100"
+    assert table(NAME, ledger).loc[0, "Seeds"] == 4 and table(NAME, ledger).loc[0, "Rounds"] == "20, 30"
+    assert "20 rounds of 30" in table(NAME, ledger).loc[1, "Reason"]
+
+
+def test_an_arm_may_have_rounds_of_its_own(ledger):
+    first, *rest = EXPERIMENT.arms
+    longer = replace(EXPERIMENT, arms=(replace(first, rounds=50), *rest))
+    ledger.write(make_run("local", 80))
+    ledger.write(make_run("fedavg", 80))
+    reasons = table(longer, ledger)["Reason"]
+    assert "30 rounds of 50" in reasons[0] and "rounds of" not in reasons[1]
+    assert "(30 or 50 rounds" in longer.heading
+
+
+def test_another_network_is_a_trend_at_best(ledger):
+    fill(ledger, {"local": 3.0})
+    other = replace(EXPERIMENT, stands_in="the network is another")
+    frame = table(other, ledger).assign(arm=list(PAPER)).set_index("arm")
+    assert (
+        frame.loc["fedavg", "Gap"] == pytest.approx(0) and frame.loc["fedavg", "Status"] == "not reproduced"
+    )
+    assert (
+        "the network is another; and the paper's order is reversed against Local"
+        in frame.loc["fedavg", "Reason"]
+    )
+    fill(other_ledger := Ledger(ledger.folder / "other"), {})
+    assert set(table(other, other_ledger)["Status"]) == {"trend only"}
+    assert in_order(85.0, 88.0, [])[0] == "not reproduced"
+
+
+def test_what_a_figure_draws_without_a_number_is_no_addition_of_ours(ledger):
+    fill(ledger, {})
+    arms = tuple(replace(arm, paper=None) for arm in EXPERIMENT.arms)
+    drawn = table(replace(EXPERIMENT, arms=arms, paper_table="FedMN, Fig. 2"), ledger)
+    assert set(drawn["Status"]) == {"drawn only"} and set(drawn["Reason"]) == {
+        "the paper draws it and prints no number"
+    }
+
+
+def test_the_run_of_another_experiment_fills_its_cell(ledger):
+    name = "pfedmb-table2-random2-50"
+    for seed in (0, 1):
+        ledger.write(make_run("pfedmb", 86, seed) | {"experiment": name})
+    frame = table("pfedmb-fig5", ledger)
+    assert frame["Status"].tolist() == ["not run", "not run", "reproduced", "not run"]
+    assert frame.loc[2, "Seeds"] == 1  # the scan asks for seed 0 alone
+    assert frame.loc[2, "Ours (%)"] == pytest.approx(86) and frame.loc[2, "Paper (%)"] == 86.73
+
+
+def test_where_the_data_cannot_be_had_the_row_says_the_command(ledger):
+    text = " ".join(show(table("fedmn-table2-femnist", ledger, "paper")).split())
+    for key in ("local", "pfl_ft", "fedmn"):
+        reasons = table("fedmn-table2-femnist", ledger, "paper")["Reason"]
+        said = f"`pfl-lite reproduce fedmn-table2-femnist --methods {key} --budget-name paper`"
+        assert f"data not available here; where it is: {said}" in set(reasons)
+    assert text.count("not run") == 8
+
+
+def test_a_group_s_tables_follow_each_other(ledger):
+    result = call("table", "pfedmb-table2", "--ledger", ledger.folder)
+    assert result.exit_code == 0 and result.stdout.count("pFedMB, Table II: ") == 6
