@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 ROOT = Path(__file__).resolve().parent.parent
 CODE_LINES = 36  # more do not fit on a slide
 EQUATIONS = 2  # on one slide
+SENTENCES = 2  # of a section's first paragraph, and of a point of what one has learned
 LEFT_OUT = {"Exercises", "Further reading", "Quiz"}
 
 
@@ -119,12 +120,13 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                 yield "-", new_markdown_cell("\n".join(line[2:] for line in block.splitlines()))
                 fresh = False
             elif block.startswith("- ") and section == "What you learned":
-                yield "-", new_markdown_cell(block)
+                points = [" ".join(sentences(point)[:SENTENCES]) for point in block[2:].split("\n- ")]
+                yield "-", new_markdown_cell("\n".join(f"- {point}" for point in points))
             elif fresh and section != chapter.title and not block.startswith(("|", "*Table")):
                 yield (
                     "-",
                     new_markdown_cell(
-                        " ".join(sentences(block)[:2]) if not block.startswith("- ") else block
+                        " ".join(sentences(block)[:SENTENCES]) if not block.startswith("- ") else block
                     ),
                 )
                 fresh, before = False, ""
