@@ -233,6 +233,18 @@ def test_slides_follow_the_chapter(course: Path) -> None:
     assert "four clients a round: $P$ down" not in words and "Four clients a round" not in words  # a solution
 
 
+def test_chapters_have_five_exercises_of_four_kinds(text_tools: ModuleType) -> None:
+    lacking = {}
+    for chapter in text_tools.chapters(ROOT / "book"):
+        asked = text_tools.exercises(chapter)
+        solved = {piece.exercise.label for piece in text_tools.pieces(chapter) if piece.place == "solution"}
+        assert solved == {one.label for one in asked}, f"{chapter.name}: an exercise without a solution"
+        if len(asked) < 5 or {one.kind for one in asked} != set(text_tools.KINDS):
+            lacking[chapter.name] = [one.kind for one in asked]
+    # The reproduction has four: there is little to derive and to code in a chapter that reads results.
+    assert lacking.keys() <= {"reproducing-pfedmb"}, lacking
+
+
 def test_every_exam_question_has_an_answer(course: Path) -> None:
     questions = (ROOT / "book/teaching.md").read_text(encoding="utf-8").split("## Exam questions")[1]
     answers = (course / "instructor/exam-answers.md").read_text(encoding="utf-8")
