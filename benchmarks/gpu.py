@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import tarfile
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -236,7 +237,6 @@ class Traffic(TorchDispatchMode):
 
 def random_images(folder: Path, images: int) -> None:
     """Data sets of CIFAR-10's and CIFAR-100's shape with nothing on the images, in a folder of their own."""
-    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for name, classes in (("cifar10", 10), ("cifar100", 100)):
         arrays = {}
@@ -287,7 +287,7 @@ def main() -> None:
             raise InputError("a small data set will do")
         load("cifar10"), load("cifar100")
     except InputError:
-        random_images(asked.out / "random-images", 1000 if asked.tiny else 50_000)
+        random_images(Path(tempfile.mkdtemp()), 1000 if asked.tiny else 50_000)
         pixels = "random"
     bench = Bench(asked.device, asked.tiny, {"tflops": asked.tflops, "tb_per_second": asked.tb_per_second})
     results: Row = {

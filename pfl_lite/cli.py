@@ -467,7 +467,9 @@ def reproduce(
     Example: `pfl-lite reproduce pfedmb-table1 --seeds 0 --workers 2 --budget 30m`
 
     A group is trained one experiment after another.
-    With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has.
+    With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has. On one GPU,
+    --workers 3 lets three runs share it: it works on one while the others prepare their rounds, and each keeps its own copy
+    of the images in its memory.
     """
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import get_experiment, members

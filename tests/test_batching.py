@@ -19,6 +19,7 @@ from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batching import IDLE, PROBE, Room, groups, padded, padding
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.convolution import Unfolded
+from pfl_lite.engine.mapping import in_order
 from pfl_lite.engine.replay import Again, Replay
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
@@ -104,6 +105,11 @@ def test_numbers_do_not_depend_on_who_is_computed_together(method: str, together
     loop.run()
     batched.run()
     assert agree(loop, batched)
+
+
+def test_answers_of_groups_come_back_in_the_callers_order() -> None:
+    answers = [([2, 0], ({"w": torch.tensor([20, 0])},)), ([1], ({"w": torch.tensor([10])},))]
+    assert in_order(answers, torch.device("cpu"))[0]["w"].tolist() == [0, 10, 20]
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
