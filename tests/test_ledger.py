@@ -112,7 +112,9 @@ def test_a_complete_run_is_never_overwritten(ledger):
     slower = make_run()
     slower["seconds"] = 99.0
     assert ledger.write(slower) == path  # the same configuration: what is there stays
-    ledger.write(make_run(device="cuda", engine="vmap"))  # the same run, computed elsewhere
+    ledger.write(
+        make_run(device="cuda", engine="vmap", clients_per_batch=4, tf32=False)
+    )  # the same run, computed elsewhere
     ledger.write(make_run(complete=False))  # an unfinished one does not replace it either
     ledger.write(make_run(split="published"))  # a setting that came later, at its default
     with pytest.raises(InputError, match="other: split"):
