@@ -91,7 +91,7 @@ def test_little_of_the_work_is_padding_at_the_papers_skew(clients: int, seed: in
 
 
 def test_padding_is_what_the_engine_computes() -> None:
-    sim = Simulation(make_config("fedavg", **FAST, engine="vmap"), five_clients())
+    sim = Simulation(make_config("fedavg", **FAST, engine="vmap", clients_per_batch=5), five_clients())
     sim.advance()
     sizes = sim.federation.train_sizes.tolist()
     share = padding(sizes, 32, groups(sizes, 32))

@@ -94,7 +94,7 @@ class RunConfig:
     dtype: str = "float32"
     """`float32` or `float64`."""
     clients_per_batch: int = 0
-    """Of `vmap`: how many clients at most are computed together; 0: all on a CPU, as many as fit into its memory on a GPU."""
+    """Of `vmap`: how many clients of like size at most are computed together; 0: all on a CPU, on a GPU as many as fit."""
     convolution: str = "auto"
     """Of `vmap`: `grouped` convolutions, or `unfold` for products of patches; `auto`: patches on a GPU where channels are few."""
     graphs: bool = True

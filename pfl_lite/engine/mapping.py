@@ -194,9 +194,11 @@ class Vmap(Mapping):
         room = self.rooms[function.__code__]  # training takes more than scoring
         sizes = [len(self.federation.train[i]) for i in ids]
         batch_size = work_for([]).settings.batch_size  # nobody's work, which only knows the settings
-        limited = room.clients is not None and room.clients < len(ids)  # then one group is to fill the memory
+        at_most = room.clients
+        limited = at_most is not None and at_most < len(ids)  # then one group is to fill the memory
         lanes = cycle(self.lanes[: 1 if limited else None])
-        waiting = deque(groups(sizes, batch_size, room.clients))
+        everyone = [list(range(len(ids)))]
+        waiting = deque(everyone if at_most is None else groups(sizes, batch_size, at_most))
         done: list[tuple[list[int], tuple[Params, ...]]] = []
         with self.convolving(), self.between():
             while waiting:

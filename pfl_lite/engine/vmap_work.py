@@ -38,12 +38,14 @@ class Columns:
     """Mini-batches of one phase for all clients of a group, as numbers on the device; images are fetched when a step asks.
 
     `places` [K, S, b]: which of its images each client sees at each of K steps, all of one shape. `counts` [K, S]: how many of
-    them are no padding. `keys` [K, S] and `crops` [K, S, b, 3]: see `LocalWork`.
+    them are no padding. `widths` [K]: the most of any client, known to the host. `keys` [K, S] and `crops` [K, S, b, 3]: see
+    `LocalWork`.
     """
 
     work: VmapWork
     places: Tensor
     counts: Tensor
+    widths: list[int]
     keys: Tensor | None
     crops: Tensor | None
     black: Tensor | None
@@ -61,13 +63,14 @@ class Columns:
             row = rows[step] if isinstance(step, int) else rows.index_select(0, step.reshape(1))[0]
             return row[self.work.slot]
 
-        place = mine(self.places)  # [b]
+        width = self.widths[step] if isinstance(step, int) else self.places.shape[2]
+        place = mine(self.places)[:width]  # [b]
         real = torch.arange(len(place), device=place.device) < mine(self.counts)
         batch = self.work.batch("train", place, real)
         if self.keys is not None:
             batch = batch._replace(key=mine(self.keys))
         if self.crops is not None and self.black is not None:
-            batch = batch._replace(x=crop_flip(batch.x, mine(self.crops), self.black))
+            batch = batch._replace(x=crop_flip(batch.x, mine(self.crops)[:width], self.black))
         return batch
 
     def epochs(self, count: int) -> Iterator[Columns]:
@@ -76,7 +79,8 @@ class Columns:
         for number in range(count):
             part = slice(number * length, (number + 1) * length)
             keys, crops = (None if rows is None else rows[part] for rows in (self.keys, self.crops))
-            yield replace(self, places=self.places[part], counts=self.counts[part], keys=keys, crops=crops)
+            places, counts, widths = self.places[part], self.counts[part], self.widths[part]
+            yield replace(self, places=places, counts=counts, widths=widths, keys=keys, crops=crops)
 
 
 class VmapWork(LocalWork):
@@ -160,6 +164,7 @@ class VmapWork(LocalWork):
             self,
             by_step(on_device(places, device)),
             on_device(np.tile(counts, (epochs, 1)), device),
+            counts.max(1).tolist() * epochs,
             keys,
             crops,
             None if crops is None else self.black(),
