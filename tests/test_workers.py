@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from pfl_lite.cli import app
+from pfl_lite.engine import workers
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.engine.workers import Forked, shares
@@ -27,6 +28,11 @@ linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="one run on several processes needs Linux"
 )
 EFFORT = {"seconds", "images_per_second"}
+
+
+@pytest.fixture(autouse=True)
+def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WORTH_SECONDS", 0.0)
 
 
 def numbers(simulation: Simulation) -> dict[str, object]:
@@ -128,7 +134,7 @@ def test_threads_are_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "workers", "sentence"),
+    ("method", "settings", "count", "sentence"),
     [
         ("fedavg", {}, 0, "workers must be 1 or more, not 0"),
         ("fedavg", {"engine": "vmap"}, 2, "2 workers share out the engine loop, not vmap: use --engine loop"),
@@ -136,10 +142,10 @@ def test_threads_are_as_they_were() -> None:
     ],
 )
 def test_what_cannot_be_shared_out_is_refused_first(
-    method: str, settings: dict[str, object], workers: int, sentence: str
+    method: str, settings: dict[str, object], count: int, sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        Simulation(make_config(method, **(SMALL | settings)), workers=workers)
+        Simulation(make_config(method, **(SMALL | settings)), workers=count)
 
 
 def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +160,20 @@ def test_the_command_line_takes_workers() -> None:
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     assert "means over 4 clients" in result.output
+
+
+@linux
+def test_what_took_a_moment_is_not_shared_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WORTH_SECONDS", 60.0)
+    simulation, here = forked()
+    elsewhere = []
+
+    def who(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        return ({"pid": torch.tensor(os.getpid())},)
+
+    for _ in range(3):
+        elsewhere.append((simulation._each_client(who)["pid"] != here).any().item())
+    assert elsewhere == [True, False, False]  # the first time nobody knows
 
 
 @linux

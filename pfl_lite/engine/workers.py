@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, together
 from pfl_lite.errors import InputError
 from pfl_lite.models import Network, Params
 
+WORTH_SECONDS = 0.5
+"""What one process does in less time is not shared out: to fork a process of a gigabyte takes up to a tenth of a second."""
 Answers = dict[int, tuple[Params, ...]]
 
 
@@ -42,11 +45,14 @@ class Forked(Loop):
         if not sys.platform.startswith("linux"):
             raise InputError("one run on several processes needs Linux: use one worker here")
         self.workers = workers
+        self.seconds: dict[object, float] = {}  # that one process would need for what was asked last
 
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers)
+        worth = self.seconds.get(function.__code__, WORTH_SECONDS) >= WORTH_SECONDS
+        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers if worth else 1)
+        started = time.perf_counter()
         works: list[LocalWork] = []
 
         def answers(share: Sequence[int]) -> Answers:
@@ -77,6 +83,7 @@ class Forked(Loop):
             finally:
                 for one in team:
                     one.end()
+        self.seconds[function.__code__] = (time.perf_counter() - started) * (1 + len(others))
         return together([found[i] for i in ids])
 
 

@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple
@@ -204,16 +203,21 @@ def workers_rate(count: int, setting: Setting, kind: str, repeats: int) -> float
 
 def single_run(setting: Setting, repeats: int) -> dict[str, int]:
     """Images/s of one run, evaluation included, by one process and with its clients shared out over two."""
-    rates = in_turns(
-        {
-            f"single run, {count} worker{'s' * (count > 1)}": partial(
-                whole_round, setting.simulation(workers=count)
-            )
-            for count in (1, 2)
-        },
-        repeats,
-    )
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as alone:  # a process that holds nothing else
+        rates = alone.submit(_single_run, setting, repeats).result()
     return {name: round(rate) for name, rate in rates.items()}
+
+
+def _single_run(setting: Setting, repeats: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    one, two = (setting.simulation(workers=count) for count in (1, 2))
+    whole_round(two)  # learns what is worth sharing out
+    timed: dict[str, Timed] = {
+        "single run, 1 worker": lambda: whole_round(one),
+        "single run, 2 workers": lambda: whole_round(two),
+    }
+    return in_turns(timed, repeats)
 
 
 def machine(device: str) -> dict[str, Any]:
