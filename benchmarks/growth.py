@@ -31,18 +31,21 @@ CLIENTS = (10, 30, 100, 300, 1000)
 METHODS = {"fedavg": {}, "fedper": {}, "ditto": {}, "pfedmb": {"branches": 5}}
 MODELS = ("linear", "mlp", "lenet", "mobilenet_v2", "vgg16")
 BRANCHES = (1, 2, 5, 10, 20)
+WORKERS = (1, 2)
 
 
 def point(method: str, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Seconds of a round's training and of scoring every client once, and what the process has held in memory, in GiB."""
     torch.set_num_threads(1)
-    clients = settings["clients"]
+    clients, workers = settings["clients"], settings.get("workers", 1)
+    own = {name: value for name, value in settings.items() if name != "workers"}
     started = time.perf_counter()
     simulation = Simulation(
         make_config(
-            method, partition="iid", participation=SAMPLED / clients, rounds=1000, eval_every=1000, lr=0.01,
-            val_fraction=0.0, engine="loop", device="cpu", **settings,
-        )
+            method, partition="iid", participation=min(1.0, SAMPLED / clients), rounds=1000, eval_every=1000, lr=0.01,
+            val_fraction=0.0, engine="loop", device="cpu", **own,
+        ),
+        workers=workers,
     )  # fmt: skip
     built = time.perf_counter() - started
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -54,7 +57,8 @@ def point(method: str, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     started = time.perf_counter()
     simulation._score({}, "personal", simulation.personal_models())
     scoring = time.perf_counter() - started
-    states = sum(t.numel() * t.element_size() for t in (simulation.clients | simulation.server).values())
+    kept = (*simulation.clients.values(), *simulation.server.values())
+    states = sum(tensor.numel() * tensor.element_size() for tensor in kept)
     return {
         "method": method,
         **settings,
@@ -63,7 +67,7 @@ def point(method: str, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
         "build_seconds": round(built, 2),
         "round_seconds": round(statistics.median(training), 3),
         "scoring_seconds": round(scoring, 3),
-        "state_gib": round(states / 2**30, 4),
+        "state_mib": round(states / 2**20, 3),
         "built_gib": round(before / 2**20, 2),
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
     }
@@ -81,6 +85,9 @@ def points(data: str, most_clients: int, largest: int) -> dict[str, list[tuple[s
         ],
         "model": [("fedavg", base | {"model": model}) for model in MODELS[:largest]],
         "branches": [("pfedmb", base | {"branches": count}) for count in BRANCHES],
+        "workers": [
+            ("fedavg", base | {"clients": SAMPLED, "epochs": 5, "workers": count}) for count in WORKERS
+        ],
     }
 
 
@@ -108,7 +115,7 @@ def main() -> None:
                 tqdm.write(
                     f"{name:<9}{method:<8}{own['model']:<13}{own['clients']:5} clients"
                     f"{found['round_seconds']:9.2f} s a round{found['scoring_seconds']:9.2f} s to score"
-                    f"{found['state_gib']:8.3f} GiB of states{found['peak_gib']:7.2f} GiB in all",
+                    f"{found['state_mib']:9.1f} MiB of states{found['peak_gib']:7.2f} GiB in all",
                     file=sys.stdout,
                 )
     if given.json is not None:
