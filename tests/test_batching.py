@@ -17,6 +17,7 @@ from toy import FAST, Dropped, five_clients, same, tiny_clients, train
 
 from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batching import IDLE, PROBE, Room, groups, padded, padding
+from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.convolution import Unfolded
 from pfl_lite.engine.mapping import in_order
@@ -320,3 +321,14 @@ def test_a_checkpoint_goes_on_in_other_batches(tmp_path: Path) -> None:
     first.step()
     first.save(tmp_path / "run.pt")
     assert second.run(checkpoint=tmp_path / "run.pt") and same(whole.server, second.server, 1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
+    """On a GPU every answer of a client must be there: `meta` stands for a device that is not the processor."""
+    sent = {
+        "w": torch.zeros(3, device="meta"),
+        "candidates": torch.zeros(2, dtype=torch.int64, device="meta"),
+    }
+    counted = traffic(METHODS[method](), sent, {"w": sent["w"]}, "meta")
+    assert counted.device.type == "meta" and counted.shape == (2,)

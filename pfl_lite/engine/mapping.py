@@ -185,8 +185,9 @@ class Vmap(Mapping):
         gpu = self.device.type == "cuda"
         self.lanes = [torch.cuda.Stream(self.device) if gpu else None for _ in range(LANES)]
         self.replay = Replay(Graphs()) if gpu and self.computing.graphs else None
-        given = self.computing.clients_per_batch
-        self.rooms: defaultdict[object, Room] = defaultdict(lambda: Room(self.device, given))
+        # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
+        new_room = partial(Room, self.device, self.computing.clients_per_batch)
+        self.rooms: defaultdict[object, Room] = defaultdict(new_room)
 
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor

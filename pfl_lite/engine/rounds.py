@@ -150,7 +150,12 @@ class Simulation:
             upload, client = self.method.local(received, client, work)
             handed_on = self.method.relay(server, upload)
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
-            return upload, client, tuned, {"floats": traffic(self.method, received, upload)}
+            return (
+                upload,
+                client,
+                tuned,
+                {"floats": traffic(self.method, received, upload, work.network.device)},
+            )
 
         started = time.perf_counter()
         *answers, counted = self.map(one, self.server, self.clients, ids, number, self.settings)
