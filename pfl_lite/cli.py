@@ -366,6 +366,8 @@ def run(
         raise InputError("--set method=... is not a setting: the method is the first word after run")
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
+    if workers > 1:  # a process that sees a GPU cannot be forked
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     import torch
 
     from pfl_lite.engine.config import make_config

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,78 @@ def test_one_client_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(simulation.map, Forked)
     monkeypatch.setattr(multiprocessing, "get_context", lambda *_: pytest.fail("a process was asked for"))
     simulation.map(lambda server, client, work: ({},), {}, {}, torch.tensor([3]), 0, simulation.settings)
+
+
+@linux
+def test_what_is_sent_grows_with_the_clients_and_not_with_their_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    told = workers.Child.answer
+
+    def weighed(self: workers.Child) -> object:
+        found = told(self)
+        parts = [tensor for part in found[0] for tensor in part.values()]
+        sent.append(sum(tensor.untyped_storage().nbytes() for tensor in parts))
+        return found
+
+    monkeypatch.setattr(workers.Child, "answer", weighed)
+    for count in (4, 16):
+        settings = SMALL | {"clients": count, "partition": "iid"}
+        Simulation(make_config("local", **settings), workers=2).personal_models()
+    assert sent[1] == 4 * sent[0]
+
+
+@linux
+def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
+    simulation, here = forked()
+
+    class Odd(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(f"{first} {second}")
+
+    def fails_elsewhere(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        if os.getpid() != here:
+            raise Odd("so", "odd")
+        return ({},)
+
+    with pytest.raises(RuntimeError, match="so odd"):
+        simulation._each_client(fails_elsewhere)
+
+
+@linux
+@pytest.mark.parametrize("last_word", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signals) -> None:
+    script = (
+        "import os, sys, time, torch\n"
+        "from pfl_lite.engine.config import make_config\n"
+        "from pfl_lite.engine.rounds import Simulation\n"
+        f"sim = Simulation(make_config('fedavg', **{SMALL!r}), workers=2)\n"
+        "here = os.getpid()\n"
+        "def one(server, client, work):\n"
+        "    if os.getpid() == here:\n"
+        "        print('forked', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    time.sleep(0.5)\n"
+        "    return ({'large': torch.zeros(10**6)},)\n"  # more than a pipe holds
+        "sim._each_client(one)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert run.stdout is not None and run.stdout.readline() == b"forked\n"
+    run.send_signal(last_word)
+    run.wait()
+    for _ in range(200):
+        try:
+            os.killpg(run.pid, 0)  # is anybody left in its group?
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.killpg(run.pid, signal.SIGKILL)
+    pytest.fail("a worker outlived its run")
+
+
+@linux
+def test_a_machine_with_a_gpu_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="set CUDA_VISIBLE_DEVICES to nothing before Python starts"):
+        Simulation(make_config("fedavg", **SMALL), workers=2)

@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,12 @@ import torch
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.batching import Computing
 from pfl_lite.engine.local_sgd import LocalWork
-from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, together
+from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, in_order, together
 from pfl_lite.errors import InputError
 from pfl_lite.models import Network, Params
 
 WORTH_SECONDS = 0.5
 """What one process does in less time is not shared out: to fork a process of a gigabyte takes up to a tenth of a second."""
-Answers = dict[int, tuple[Params, ...]]
 
 
 class Forked(Loop):
@@ -35,13 +35,18 @@ class Forked(Loop):
     numbers are equal bit for bit.
 
     Raises:
-        InputError: this system cannot fork safely.
+        InputError: this system cannot fork safely, or PyTorch sees a GPU.
     """
 
     def __init__(
         self, network: Network, federation: Federation, seed: int, computing: Computing, workers: int
     ) -> None:
         super().__init__(network, federation, seed, computing)
+        if torch.cuda.device_count():  # torch's threads for its gradients do not survive a fork
+            raise InputError(
+                "one run on several processes cannot be where PyTorch sees a GPU: set CUDA_VISIBLE_DEVICES to nothing "
+                "before Python starts, or use one worker"
+            )
         if not sys.platform.startswith("linux"):
             raise InputError("one run on several processes needs Linux: use one worker here")
         self.workers = workers
@@ -55,52 +60,61 @@ class Forked(Loop):
         started = time.perf_counter()
         works: list[LocalWork] = []
 
-        def answers(share: Sequence[int]) -> Answers:
-            result = {}
+        def answers(share: Sequence[int]) -> tuple[Params, ...]:
+            """Stacked: tensors of their own, as a view would be sent with all that it is a view of."""
+            each = []
             for i in share:
                 works.append(work_for([i]))
-                result[i] = function(server, {name: rows[i] for name, rows in clients.items()}, works[-1])
-            return result
+                each.append(function(server, {name: rows[i] for name, rows in clients.items()}, works[-1]))
+            return together(each)
 
-        def child(share: Sequence[int], line: Connection) -> None:
+        def child(share: Sequence[int], line: Connection, inherited: Sequence[Connection]) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asked
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads any more: end
+            for one in inherited:
+                one.close()
             try:
-                told: Any = (answers(share), sum(work.images_trained for work in works))
+                told = pickle.dumps((answers(share), sum(work.images_trained for work in works)))
             except Exception as error:
-                told = error
-            line.send_bytes(
-                pickle.dumps(told)
-            )  # `send` would leave tensors in memory that ends with this process
+                told = as_sent(error)
+            line.send_bytes(told)  # `send` would leave tensors in memory that ends with this process
 
+        team: list[Child] = []
         with one_thread():
-            team = [Child(child, share) for share in others]
             try:
-                found = answers(first)
-                for one in team:
+                for share in others:
+                    Child(child, share, team)
+                done = [(first, answers(first))]
+                for share, one in zip(others, team, strict=True):
                     theirs, images = one.answer()
-                    found |= theirs
+                    done.append((share, theirs))
                     self.images_trained += images
             finally:
                 for one in team:
                     one.end()
         self.seconds[function.__code__] = (time.perf_counter() - started) * (1 + len(others))
-        return together([found[i] for i in ids])
+        places = {i: place for place, i in enumerate(ids)}
+        return in_order([([places[i] for i in share], part) for share, part in done], self.device)
 
 
 class Child:
     """A forked process that computes a share and says what it found."""
 
-    def __init__(self, work: Any, share: Sequence[int]) -> None:
+    def __init__(self, work: Any, share: Sequence[int], team: list[Child]) -> None:
         context = multiprocessing.get_context("fork")
         self.line, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=work, args=(share, theirs), daemon=True)
+        # a child that held a reading end itself would wait for ever for somebody to read, were its parent killed
+        inherited = [*(one.line for one in team), self.line]
+        self.process = context.Process(target=work, args=(share, theirs, inherited), daemon=True)
+        team.append(self)
         with warnings.catch_warnings():
             # Python warns of locks that another thread may hold for ever: a child here asks for none
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
         theirs.close()
 
-    def answer(self) -> tuple[Answers, int]:
+    def answer(self) -> tuple[tuple[Params, ...], int]:
         """What it found; an exception of its own is raised here."""
         try:
             told = pickle.loads(self.line.recv_bytes())
@@ -114,9 +128,21 @@ class Child:
 
     def end(self) -> None:
         """Let nothing of it stay behind."""
-        self.process.terminate()
-        self.process.join()
+        if self.process.pid is not None:
+            self.process.kill()
+            self.process.join()
         self.line.close()
+
+
+def as_sent(error: Exception) -> bytes:
+    """An exception as another process can raise it, with the place where it was raised as a note."""
+    said = "".join(traceback.format_exception(error))
+    try:
+        error.add_note(f"in a worker process:\n{said}")
+        pickle.loads(sent := pickle.dumps(error))
+    except Exception:
+        return pickle.dumps(RuntimeError(f"in a worker process:\n{said}"))
+    return sent
 
 
 def shares(ids: Sequence[int], sizes: Sequence[int], workers: int) -> list[list[int]]:
