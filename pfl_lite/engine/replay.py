@@ -37,7 +37,17 @@ class Graphs:
         ] = {}  # a pool lives as long as one of its graphs
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The replay of a new graph. `torch.cuda.graph` would also empty the allocator's cache, for every recording."""
+        """The replay of a new graph. `torch.cuda.graph` would empty the allocator's cache for every recording, here memory must
+        be short first: while it records, the allocator gives back nothing of what it keeps.
+        """
+        try:
+            return self.captured(work)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        return self.captured(work)
+
+    def captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """One attempt."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         if stream not in self.pools:
             self.pools[stream] = torch.cuda.graph_pool_handle()

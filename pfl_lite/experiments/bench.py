@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """What is timed, with its settings. PFL-MFE trains as FedAvg: here one epoch of its experts and gates follows every round."""
 LARGE_BATCH = 1024
+BARRIER_SECONDS = 600  # a worker that failed never comes
 _barrier: Any = None
 
 Timed = Callable[[], float]
@@ -187,7 +188,7 @@ def _worker(setting: Setting, kind: str, repeats: int) -> float:
         return whole_round(sim) if kind == "loop engine" else bare_round(sim, module)
 
     one()
-    _barrier.wait()
+    _barrier.wait(timeout=BARRIER_SECONDS)
     return statistics.median(one() for _ in range(repeats))
 
 
@@ -309,6 +310,8 @@ def bench(
     """
     if strange := [method for method in methods if method not in METHODS]:
         raise InputError(f"bench times {', '.join(METHODS)}, not {', '.join(strange)}")
+    if repeats < 1 or device not in ("cpu", "cuda"):
+        raise InputError(f"bench takes 1 repeat or more on cpu or cuda, not {repeats} on {device}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     settings = [
