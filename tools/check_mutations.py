@@ -547,7 +547,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             'in_use(now["bits"], self.layers) if True else',
             "soft gates that save floats",
         ),
-        ('if not self.in_turns or', 'if self.schedule != "parallel" or', "schedules exchanged"),
+        ("if not self.in_turns or", "if self.in_turns or", "schedules exchanged"),
         (
             "*below, _ = layers_of(plain).values()",
             "below = list(layers_of(plain).values())[1:-1]",
