@@ -50,6 +50,15 @@ def test_two_workers_give_the_numbers_of_one(method: str) -> None:
 
 
 @linux
+@pytest.mark.parametrize("worth", [0.0, 60.0])
+def test_numbers_do_not_depend_on_what_is_worth_sharing(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "WORTH_SECONDS", worth)
+    assert numbers(run("ditto", workers=2, **SMALL)) == numbers(run("ditto", **SMALL))
+
+
+@linux
 def test_newcomers_and_images_trained_are_counted_as_by_one_process() -> None:
     settings = SMALL | {"unseen": 2, "components": 2}
     one, three = (run("fedem", workers=count, **settings) for count in (1, 3))

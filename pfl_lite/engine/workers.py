@@ -55,9 +55,12 @@ class Forked(Loop):
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        worth = self.seconds.get(function.__code__, WORTH_SECONDS) >= WORTH_SECONDS
-        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers if worth else 1)
         started = time.perf_counter()
+        if self.seconds.get(function.__code__, WORTH_SECONDS) < WORTH_SECONDS or len(ids) == 1:
+            answered = super().stacked(function, server, clients, ids, work_for)
+            self.seconds[function.__code__] = time.perf_counter() - started
+            return answered
+        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers)
         works: list[LocalWork] = []
 
         def answers(share: Sequence[int]) -> tuple[Params, ...]:
