@@ -111,7 +111,7 @@ TABLE2_LABELS = {
 def pfedmb_table2(setting: str) -> Experiment:
     """One column of pFedMB's table II: nine methods on CIFAR-10 or CIFAR-100, 15 or 50 clients."""
     data, partition, clients, words, branches, rounds = TABLE2_SETTINGS[setting]
-    own: dict[str, Settings] = {"pfedmb": {"branches": branches}}
+    own: dict[str, Settings] = {"pfedmb": {"branches": branches, "rate": "effective"}}
     arms = tuple(
         Arm(key, key, label, printed("pFedMB", "II", label, words), TABLE2_GRIDS[key], own.get(key, {}))
         for key, label in TABLE2_LABELS.items()
@@ -151,6 +151,9 @@ def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool
         + (", with 50 clients; the same choice serves 15 clients." if shared else "."),
         f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), which the "
         "paper searched and we do not; every layer has an alpha of its own.",
+        "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
+        "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches and "
+        "50 clients all four candidates were still at 50 % on validation images after five rounds.",
         "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1.",
         "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
         "Normalisation is not stated: per-channel mean and standard deviation, no augmentation.",
@@ -180,7 +183,7 @@ def pfedmb_branches(setting: str) -> Experiment:
                 f"B = {number}",
                 shown if number == best else None,
                 (),
-                {"branches": number},
+                {"branches": number, "rate": "effective"},
                 rates_of="pfedmb",
                 run_of=base.name if number == best else None,
             )
