@@ -1,9 +1,11 @@
-"""Write the pages of the book that describe the code from the code: book/api.md and book/datasets.md."""
+"""Write the pages of the book that describe the code from the code: book/api.md, book/api-experiments.md, book/datasets.md."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pfl_lite.data.images import Card, datasets
@@ -51,6 +53,15 @@ ROOMS = [
     ),
 ]
 
+UPPER = ("experiments", "")
+"""Rooms with a page of their own: all of them on one would be a heavy page."""
+
+UPPER_LEAD = """\
+# The package, upper floors
+
+Experiments and what a person touches; the rooms below them are [on the page before](api).
+"""
+
 API_LEAD = """\
 # The package, room by room
 
@@ -79,10 +90,12 @@ def modules(folder: str, first: list[str]) -> list[str]:
     return [".".join(part for part in ("pfl_lite", folder, stem) if part) for stem in order]
 
 
-def api_page() -> str:
-    """The page of the package."""
-    parts = [API_LEAD]
+def api_page(intro: str, *, upper: bool) -> str:
+    """A page of the package."""
+    parts = [intro]
     for folder, title, lead, first in ROOMS:
+        if (folder in UPPER) != upper:
+            continue
         parts.append(f"## {title}\n\n{lead}\n")
         for name in modules(folder, first):
             parts.append(
@@ -113,7 +126,11 @@ def datasets_page() -> str:
     return "\n".join([DATASETS_LEAD, *map(card_section, datasets().values())])
 
 
-PAGES = {"api.md": api_page, "datasets.md": datasets_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "api.md": partial(api_page, API_LEAD, upper=False),
+    "api-experiments.md": partial(api_page, UPPER_LEAD, upper=True),
+    "datasets.md": datasets_page,
+}
 
 
 def main() -> int:
