@@ -191,7 +191,9 @@ def measure(turns: int, compiled: bool) -> dict[str, Any]:
     if compiled:
         if shutil.which("g++") is None:
             raise SystemExit("torch.compile needs g++, which is not here: leave out --compile")
-        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # or its time would be that of finding old work
+        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = (
+            "1"  # or its time would be that of finding old work
+        )
         variants["torch.compile"] = Step(pool_first, start, x, y, last=False, compiled=True)
         compile_seconds = round(seconds(variants["torch.compile"], 1), 1)
     first = variants["ReLU before max-pool"].gradient()
