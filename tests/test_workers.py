@@ -166,7 +166,8 @@ def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux
-def test_the_command_line_takes_workers() -> None:
+def test_the_command_line_takes_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what the command sets must not outlive this test
     command = "run local --data digits:0.2 --clients 4 --rounds 1 --model linear --workers 2"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
