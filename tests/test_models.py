@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.error import URLError
 
 import pytest
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfl_lite.errors import InputError
+from pfl_lite.methods import make_method
 from pfl_lite.models import NETWORKS, LeNet, auto_network, make_network
+from pfl_lite.models.mixing import mix
 from pfl_lite.models.multi_branch import MultiBranch, collapse, stack_branches
 
 
@@ -183,3 +187,45 @@ def test_branches_of_different_architectures_are_refused() -> None:
         MultiBranch([nn.Linear(2, 2), nn.Linear(2, 3)])
     with pytest.raises(InputError, match="one or more"):
         MultiBranch([])
+
+
+class Called(TorchDispatchMode):
+    """Notes every operation with the precision of its first tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [one for one in args if isinstance(one, Tensor)]
+        self.seen += [(func.overloadpacket.__name__, one.dtype) for one in tensors[:1]]
+        return func(*args, **(kwargs or {}))
+
+
+PRODUCTS = {"mm", "mv", "bmm", "addmm", "dot"}
+
+
+def test_parameters_are_mixed_without_products_that_a_gpu_may_round() -> None:
+    """`meta` stands for a GPU: tensors without contents, elsewhere than on the CPU."""
+    weights, x = torch.rand(3, dtype=torch.float64), torch.rand(3, 4, 5)
+    assert torch.allclose(mix(weights, x), sum(a * one for a, one in zip(weights.float(), x, strict=True)))
+    with Called() as there:
+        mixed = mix(weights.to("meta"), x.to("meta"))
+    assert mixed.shape == (4, 5) and not PRODUCTS & {name for name, _ in there.seen}
+    with Called() as here:
+        mix(weights, x)
+    assert PRODUCTS & {name for name, _ in here.seen}  # so that the first look could have found one
+
+
+def test_fedamp_mixes_in_float64_on_a_gpu() -> None:
+    """A client whose row is the identity's gets its own model back, to the last bit, whatever products are rounded to."""
+    network = make_network("mlp", 1, 8, 10)
+    method = make_method("fedamp")
+    server, own = method.init(network.init(0), network, 3)
+    away = {name: tensor.to("meta") for name, tensor in server.items()}
+    with Called() as there:
+        got = method.download(away, {}, 1)
+    assert {kind for name, kind in there.seen if name in PRODUCTS} == {torch.float64}
+    assert {tensor.dtype for tensor in got.values()} == {torch.float32}
+    here = method.download(server, {}, 1)
+    assert all(torch.equal(here[name], tensor[1]) for name, tensor in own.items())

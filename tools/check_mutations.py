@@ -291,8 +291,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("weight = scores.clamp_min(0)", "weight = scores.abs()", "harmful models count as well"),
         ("weight = weight / torch.where(total > 0, total, 1.0)", "pass", "weights that do not sum to 1"),
         (
-            "torch.tensordot(weight, models[name] - w, dims=1), own[name])",
-            "torch.tensordot(weight, models[name] - w, dims=1), w)",
+            "mix(weight, models[name] - w), own[name])",
+            "mix(weight, models[name] - w), w)",
             "back to the baseline where no weight is positive (the authors' code)",
         ),
         (

@@ -16,6 +16,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import random_crops
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
+from pfl_lite.models.mixing import mix
 from pfl_lite.models.training import STATISTICS_RATE, is_statistic
 from pfl_lite.seeds import generator
 
@@ -301,7 +302,7 @@ class LocalWork:
         """Mean over the client's training images of numbers [n, ...] that follow their order, padding left out."""
         size = self.size("train")
         real = (torch.arange(len(each), device=each.device) < size).to(each.dtype)  # [n]
-        return torch.tensordot(real, each, dims=1) / size
+        return mix(real, each) / size
 
     def train_gradient(self, params: Params) -> Params:
         """Gradient of f_i, the mean cross-entropy over all training images."""

@@ -23,6 +23,7 @@ from pfl_lite.methods.base import (
 )
 from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster, nearer_half
 from pfl_lite.models import Network, Params
+from pfl_lite.models.mixing import mix
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ClusteredFL(Method):
         if len(updates) <= 2:
             return False
         share = (weights / weights.sum()).to(updates)
-        mean, largest = (share @ updates).norm(), updates.norm(dim=1).max()
+        mean, largest = mix(share, updates).norm(), updates.norm(dim=1).max()
         if self.gamma:
             return bool(mean < self.gamma * largest)
         return bool(mean < self.eps1 and largest > self.eps2)

@@ -69,7 +69,9 @@ class FedAMP(Method):
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         row = server["attention"][id]  # [N]
         models = unpack("model", server)  # [N, ...]
-        return {name: torch.tensordot(row.to(w), w, dims=1) for name, w in models.items()}
+        # float64 on a GPU, whose float32 products may be TF32: a row of the identity has to give back the model it names
+        exact = {name: w if w.device.type == "cpu" else w.double() for name, w in models.items()}
+        return {name: torch.tensordot(row.to(w), w, dims=1).to(models[name]) for name, w in exact.items()}
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         begin = received if self.start == "cloud" else client

@@ -21,6 +21,7 @@ from pfl_lite.methods.base import (
     unpack,
 )
 from pfl_lite.models import Network, Params
+from pfl_lite.models.mixing import mix
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class FedFomo(Method):
         total = weight.sum()
         weight = weight / torch.where(total > 0, total, 1.0)
         mixed = {
-            name: torch.where(total > 0, w + torch.tensordot(weight, models[name] - w, dims=1), own[name])
+            name: torch.where(total > 0, w + mix(weight, models[name] - w), own[name])
             for name, w in before.items()
         }  # eq. 3
         everyone = torch.arange(len(client["weights"]), device=weight.device)
-        row = weight @ (places[:, None] == everyone).to(weight)  # [N]
+        row = mix(weight, (places[:, None] == everyone).to(weight))  # [N]
         return mixed, pack("own", mixed) | pack("before", mixed) | {"weights": row}, scores
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:

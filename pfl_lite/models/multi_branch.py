@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfl_lite.errors import InputError
+from pfl_lite.models.mixing import mix
 from pfl_lite.models.network import layers_of
 
 
@@ -34,8 +35,8 @@ def collapse(branches: Mapping[str, Tensor], alpha: Tensor) -> dict[str, Tensor]
 
     Mixing the weights first and convolving once gives what mixing B layer outputs gives (eq. 2), at the plain network's cost.
     """
-    mix = weights_by_name(alpha, list(branches), shared=alpha.dim() == 1)
-    return {name: torch.tensordot(mix[name], tensor, dims=1) for name, tensor in branches.items()}
+    weights = weights_by_name(alpha, list(branches), shared=alpha.dim() == 1)
+    return {name: mix(weights[name], tensor) for name, tensor in branches.items()}
 
 
 class MultiBranch(nn.Module):

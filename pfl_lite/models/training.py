@@ -15,6 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pfl_lite.models.mixing import mix
+
 STATISTICS = ("running_mean", "running_var")
 STATISTICS_RATE = 0.1  # torch's "momentum" of batch norm
 _LOW = {shift: (1 << (64 - shift)) - 1 for shift in (27, 30, 31)}
@@ -89,8 +91,8 @@ class BatchNorm(nn.BatchNorm2d):
         if mean.requires_grad:
             real = x.new_ones(len(x)) if self.real is None else self.real
             share = real / real.sum().clamp_min(1)  # [b]
-            now = share @ x.mean((2, 3))  # [C]
-            biased = share @ ((x - now[:, None, None]) ** 2).mean((2, 3))  # [C]
+            now = mix(share, x.mean((2, 3)))  # [C]
+            biased = mix(share, ((x - now[:, None, None]) ** 2).mean((2, 3)))  # [C]
             count = real.sum() * x[0, 0].numel()
             unbiased = biased.detach() * count / (count - 1).clamp_min(1)
             mean, var = _WithStatistics.apply(now, unbiased, mean, var), biased
