@@ -192,13 +192,13 @@ def test_numpy_values_become_json_and_nan_becomes_null(ledger):
     run = make_run()
     run["final"]["test_accuracy"] = np.array([0.5, np.nan], dtype=np.float32)
     run["rounds"][1]["personal_loss"] = math.inf
-    run["watch"] = {"alpha": {0: np.eye(2)}}
+    run["watch"] = {"alpha": {0: np.eye(2), 1: np.array([[1 / 3, 2 / 3]])}}
     text = ledger.write(run).read_text()
     assert "NaN" not in text and "Infinity" not in text
     back = ledger.get("toy", "fedavg", 0)
     assert back["final"]["test_accuracy"] == [0.5, None]
     assert back["rounds"][1]["personal_loss"] is None
-    assert back["watch"] == {"alpha": {"0": [[1.0, 0.0], [0.0, 1.0]]}}
+    assert back["watch"] == {"alpha": {"0": [[1.0, 0.0], [0.0, 1.0]], "1": [[0.3333, 0.6667]]}}
     last = ledger.frame("toy").query("quantity == 'test_accuracy'")["value"].tolist()
     assert last[0] == 0.5 and math.isnan(last[1])
 

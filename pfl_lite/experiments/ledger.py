@@ -26,6 +26,9 @@ Run = dict[str, Any]
 RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
 SEARCH_KEYS = ("experiment", "arm", "candidates", "chosen")
 FINAL_KEYS = ("test_accuracy", "test_loss", "train_size", "test_size")
+WATCH_DIGITS = (
+    4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits nobody reads
+)
 FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
 
 
@@ -66,6 +69,15 @@ def fault(entry: Any) -> str | None:
         if not all(isinstance(x, list) and x and len(x) == len(lists[0] or []) for x in lists):
             return '"final" does not hold four lists with one number a client'
     return None
+
+
+def rounded(value: Any) -> Any:
+    """Nested dictionaries and lists with their numbers cut to WATCH_DIGITS after the point."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, WATCH_DIGITS) if isinstance(value, float) else value
 
 
 class Ledger:
@@ -199,6 +211,8 @@ class Ledger:
         path = self._path_of(entry)
         if not self.check(entry):
             return path
+        if "watch" in entry:
+            entry["watch"] = rounded(entry["watch"])
         text = json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
         with atomic_path(path) as part:
             part.write_text(text, encoding="utf-8")
