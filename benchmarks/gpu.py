@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/gpu.py --out results                    # on a GPU
     PYTHONPATH=. python benchmarks/gpu.py --out results --device cpu --tiny   # the same script, dry, in a minute or two
 
-It needs torch and NumPy only. Where CIFAR-10 is not at hand it makes random images of that shape: speed does not depend on what
-is on them (accuracies would, and none is reported). Every part stands alone: one that fails leaves its error and no hole in the
-others, and results are written after every part. At the end everything lies in `gpu.tar.gz` in the folder.
+It needs torch, NumPy and tqdm only. Where CIFAR-10 is not at hand it makes random images of that shape: speed does not depend on
+what is on them (accuracies would, and none is reported). Every part stands alone: one that fails leaves its error and no hole in
+the others, and results are written after every row. At the end everything lies in `gpu.tar.gz` in the folder.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.bench import engine_round, memory, seconds
 from pfl_lite.experiments.protocols import EXPERIMENTS, TABLE2_SETTINGS
+from pfl_lite.methods import METHODS
 
 BATCH = 64
 Row = dict[str, Any]
@@ -67,6 +68,17 @@ class Bench:
         return row | {"peak_gib": round(memory(self.device), 2)}
 
     # ---- the parts ------------------------------------------------------------------------------------------------
+
+    def smoke(self) -> Iterator[Row]:
+        """Does every method play a round here, with more clients than the first group has? One that fails says how."""
+        for method in METHODS:
+            row: Row = {"method": method}
+            try:
+                sim = self.simulation(method, data="cifar10:0.01", clients=9, epochs=1, rounds=1)
+                row["seconds"] = round(seconds(sim.advance, self.device), 2)
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {error}"
+            yield row
 
     def machine(self) -> Iterator[Row]:
         """What the machine can do at best: bytes copied, and products of large matrices, exact and in TF32."""
@@ -132,17 +144,20 @@ class Bench:
                 yield {"clients_per_batch": clients} | self.measured(
                     self.simulation(clients=clients, clients_per_batch=clients), 1
                 )
-        for mapping.LANES in (1, lanes):
-            for clients in self.counts:
-                sim = self.simulation(partition="dirichlet:0.4", clients=clients)
-                sizes = sim.federation.train_sizes.tolist()
-                cut = groups(sizes, BATCH)
-                row = {"partition": "dirichlet:0.4", "clients": clients, "lanes": mapping.LANES}
-                row |= {
-                    "groups": [len(group) for group in cut],
-                    "share": round(padding(sizes, BATCH, cut), 3),
-                }
-                yield row | self.measured(sim)
+        try:
+            for mapping.LANES in (1, lanes):
+                for clients in self.counts:
+                    sim = self.simulation(partition="dirichlet:0.4", clients=clients)
+                    sizes = sim.federation.train_sizes.tolist()
+                    cut = groups(sizes, BATCH)
+                    row = {"partition": "dirichlet:0.4", "clients": clients, "lanes": mapping.LANES}
+                    row |= {
+                        "groups": [len(group) for group in cut],
+                        "share": round(padding(sizes, BATCH, cut), 3),
+                    }
+                    yield row | self.measured(sim)
+        finally:
+            mapping.LANES = lanes
 
     def exactness(self) -> Iterator[Row]:
         """How far the engines are apart after a round: largest difference of any parameter."""
@@ -249,9 +264,15 @@ def random_images(folder: Path, images: int) -> None:
     os.environ["PFL_LITE_DATA"] = str(folder)
 
 
+def write(path: Path, results: Row) -> None:
+    """What is known so far: a machine that is taken away leaves the rows that were done."""
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Run the parts that were asked for, in turn, as long as there is time."""
     parts = [
+        "smoke",
         "machine",
         "roofline",
         "engines",
@@ -308,13 +329,14 @@ def main() -> None:
             measure: Callable[[], Iterator[Row]] = getattr(bench, part)
             for row in measure():
                 rows.append(row)
+                write(path, results)
                 shown = {name: value for name, value in row.items() if name != "table"}
                 print(f"{part:<10} {json.dumps(shown)}", flush=True)
         except Exception as error:
             traceback.print_exc()
             rows.append({"failed": f"{type(error).__name__}: {error}"})
         rows.append({"seconds": round(time.monotonic() - begun, 1)})
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write(path, results)
     with tarfile.open(asked.out / "gpu.tar.gz", "w:gz") as archive:
         archive.add(path, path.name)
     print(f"wrote {path} in {time.monotonic() - started:.0f} s")
