@@ -1,0 +1,256 @@
+"""Sentences of the three papers, tested on the numbers that the same papers print (`data/paper_tables.csv`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pfl_lite.errors import InputError, unknown
+from pfl_lite.experiments.experiment import paper_tables
+
+PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What a paper says, in its words; and a function that says whether its numbers agree, and how."""
+
+    paper: str
+    where: str
+    text: str
+    test: Callable[[], tuple[str, str]]
+
+
+SENTENCES: list[Sentence] = []
+
+
+def says(paper: str, where: str, text: str) -> Callable[[Callable[[], tuple[str, str]]], None]:
+    """Register the function below as the test of a sentence; it returns (supported, what the numbers say)."""
+
+    def register(test: Callable[[], tuple[str, str]]) -> None:
+        SENTENCES.append(Sentence(paper, where, text, test))
+
+    return register
+
+
+NAMED: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
+    "pFedMB": lambda row: f"{row['dataset']}, {', '.join(row['setting'].split('; ')[:2])}",
+    "FedMN": lambda row: row["dataset"],
+    "PFL-MoE": lambda row: f"{row['dataset']}, {row['model']}, {row['setting'].rpartition(' ')[2]}",
+}
+
+
+def printed(paper: str, table: str) -> pd.DataFrame:
+    """A table as the paper prints it: a row a setting in the paper's order, a column a method, percent.
+
+    Raises:
+        InputError: the papers' numbers are not at hand.
+    """
+    rows = [row for row in paper_tables() if row["paper"] == PAPERS[paper] and row["table"] == table]
+    if not rows:
+        raise InputError(
+            f"the papers' numbers are not here: data/paper_tables.csv lacks {paper}'s table {table}"
+        )
+    keys = [NAMED[paper](row) for row in rows]
+    frame = pd.DataFrame(
+        {
+            "setting": keys,
+            "method": [r["method"] for r in rows],
+            "value": [float(r["value_percent"]) for r in rows],
+        }
+    )
+    order = list(dict.fromkeys(frame["setting"]))
+    return frame.pivot(index="setting", columns="method", values="value").loc[order]
+
+
+def count(fits: pd.Series) -> str:
+    """How many settings fit: `4 of 6`."""
+    return f"{int(fits.sum())} of {len(fits)}"
+
+
+def verdict(fits: Any) -> str:
+    """`yes` where every setting fits, `no` where none does, else `partly`."""
+    return "yes" if fits.all() else "partly" if fits.any() else "no"
+
+
+def settings(fits: pd.Series) -> str:
+    """The settings that do not fit."""
+    return "; ".join(map(str, fits.index[~fits]))
+
+
+# ---- pFedMB ------------------------------------------------------------------------------------------------------------
+
+
+@says("pFedMB", "V-C", "pFedMB is the best in almost all the settings")
+def _() -> tuple[str, str]:
+    numbers = printed("pFedMB", "II")
+    rank = numbers.rank(axis=1, ascending=False)["pFedMB"].astype(int)
+    margin = numbers["pFedMB"] - numbers.drop(columns="pFedMB").max(axis=1)
+    smallest = margin[margin > 0].min()
+    return verdict(rank == 1), (
+        f"first in {count(rank == 1)}; ranks {', '.join(map(str, rank))}; the smallest lead is {smallest:.2f} points, "
+        "without any standard deviation"
+    )
+
+
+@says("pFedMB", "V-C", "[in CIFAR-100 with 15 clients] comparable to the best methods FedAMP and pFedMe")
+def _() -> tuple[str, str]:
+    row = printed("pFedMB", "II").filter(like="CIFAR100", axis=0).iloc[0]
+    ahead = row[row > row["pFedMB"]].sort_values(ascending=False)
+    named = ", ".join(f"{name} {value:.2f}" for name, value in ahead.items())
+    fits = "yes" if set(ahead.index) <= {"pFedMe", "FedAMP"} else "partly"
+    return fits, f"pFedMB {row['pFedMB']:.2f}; ahead of it are {named}"
+
+
+@says("pFedMB", "V-C", "FedAMP and FedFomo do not perform well except in random 2 classes")
+def _() -> tuple[str, str]:
+    numbers = printed("pFedMB", "II")
+    other = numbers[~numbers.index.str.contains("random 2 classes")]
+    lost = pd.DataFrame({name: other.max(axis=1) - other[name] for name in ("FedAMP", "FedFomo")})
+    near: Any = lost["FedAMP"].idxmin()
+    low, high = (f"{value:.2f}" for value in (lost["FedFomo"].min(), lost["FedFomo"].max()))
+    row = other.loc[near].drop(["Local", "FedAMP"])
+    beaten = [str(name) for name in row.index[row < other.loc[near, "FedAMP"]]]
+    return verdict((lost > 1).stack()), (
+        f"FedFomo is {low} to {high} points behind the best there; but FedAMP is only {lost.loc[near, 'FedAMP']:.2f} behind in "
+        f"{near}, ahead of {' and '.join(beaten)}"
+    )
+
+
+@says("pFedMB", "V-C", "FedAvg and FedProx also perform well especially in random 2 classes")
+def _() -> tuple[str, str]:
+    row = printed("pFedMB", "II").iloc[0]
+    below = [name for name in ("FedAvg", "FedProx") if row[name] < row["Local"]]
+    said = ", ".join(f"{name} {row[name]:.2f}" for name in below)
+    return "partly" if below else "yes", f"in the first setting {said} is below Local {row['Local']:.2f}"
+
+
+# ---- FedMN -------------------------------------------------------------------------------------------------------------
+
+FEDEM_PRINTS = {"CIFAR10": 84.3, "CIFAR100": 44.1}  # FedEM's own column where FedMN's table has other numbers
+
+
+@says(
+    "FedMN",
+    "IV-C",
+    "FedAvg+ outperforms FedAvg and FedProx on CIFAR10 but is not as good as them on other datasets",
+)
+def _() -> tuple[str, str]:
+    numbers = printed("FedMN", "II")
+    above = numbers["FedAvg+"] > numbers[["FedAvg", "FedProx"]].max(axis=1)
+    fits = above == (above.index == "CIFAR10")
+    return verdict(fits), f"FedAvg+ is ahead of both on {', '.join(above.index[above])}"
+
+
+@says("FedMN", "IV-C", "Clustered FL cannot outperform FedAvg+ on all datasets")
+def _() -> tuple[str, str]:
+    numbers = printed("FedMN", "II")
+    above = numbers["ClusteredFL"] > numbers["FedAvg+"]
+    where = ", ".join(
+        f"{name} ({numbers.loc[name, 'ClusteredFL']} against {numbers.loc[name, 'FedAvg+']})"
+        for name in above.index[above]
+    )
+    return "yes" if not above.any() else "partly", f"it does on {where}: true of all together, false of any"
+
+
+@says("FedMN", "IV-C", "our proposed FedMN outperforms all the baselines")
+def _() -> tuple[str, str]:
+    numbers = printed("FedMN", "II")
+    margin = numbers["FedMN"] - numbers.drop(columns="FedMN").max(axis=1)
+    own = numbers.loc[list(FEDEM_PRINTS), "FedMN"] - pd.Series(FEDEM_PRINTS)
+    lost = own.index[own < 0]
+    said = f"leads by {', '.join(f'{value:.1f}' for value in margin)} points; against the numbers that FedEM's authors publish "
+    said += f"({', '.join(f'{value} on {name}' for name, value in FEDEM_PRINTS.items())}) it is behind on {', '.join(lost)}"
+    return "partly" if len(lost) else verdict(margin > 0), said
+
+
+# ---- PFL-MoE -----------------------------------------------------------------------------------------------------------
+
+
+def lead(table: str, first: str, second: str) -> pd.Series:
+    """Points by which one method is ahead of another in each of PFL-MoE's nine settings."""
+    numbers = printed("PFL-MoE", table)
+    return numbers[first] - numbers[second]
+
+
+def across(points: pd.Series) -> str:
+    """The range of some differences."""
+    return f"{points.min():+.2f} to {points.max():+.2f} points"
+
+
+@says("PFL-MoE", "VI", "PFL-MF performs better than PFL-FB in both local and global test")
+def _() -> tuple[str, str]:
+    local, whole = lead("I", "PFL-MF", "PFL-FB"), lead("II", "PFL-MF", "PFL-FB")
+    return verdict(
+        (local > 0) & (whole > 0)
+    ), f"global test: ahead in {count(whole > 0)}; local test: ahead in {count(local > 0)}"
+
+
+@says(
+    "PFL-MoE",
+    "V-C",
+    "PFL-MF achieves global test accuracy 1 % ~ 8 % higher than that of PFL-FB in all experiments",
+)
+def _() -> tuple[str, str]:
+    whole = lead("II", "PFL-MF", "PFL-FB")
+    return verdict(whole.round() >= 1), across(whole)
+
+
+@says("PFL-MoE", "V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3 % ~ 1.7 % higher than that of PFL-MF")
+def _() -> tuple[str, str]:
+    local = lead("I", "PFL-MFE", "PFL-MF").filter(like="CIFAR10")
+    return verdict((local >= 0.295) & (local <= 1.745)), across(local)
+
+
+@says("PFL-MoE", "V-D", "[Fashion-MNIST] both are 0.05 % ~ 0.5 % higher than PFL-FB in local test")
+def _() -> tuple[str, str]:
+    both = pd.concat([lead("I", name, "PFL-FB").filter(like="Fashion") for name in ("PFL-MF", "PFL-MFE")])
+    return verdict(both >= 0.045), across(both)
+
+
+@says("PFL-MoE", "V-D", "global test of PFL-MFE slightly lower than that of PFL-MF")
+def _() -> tuple[str, str]:
+    whole = lead("II", "PFL-MFE", "PFL-MF")
+    slight = whole > -1
+    return verdict(slight), f"{across(whole)}; more than one point lower in {settings(slight)}"
+
+
+@says("PFL-MoE", "V-D", "in all experiments, overall, PFL-MFE achieves the best local test")
+def _() -> tuple[str, str]:
+    three = printed("PFL-MoE", "I")[["PFL-FB", "PFL-MF", "PFL-MFE"]]
+    best = three["PFL-MFE"] >= three.max(axis=1)
+    means = ", ".join(f"{name} {value:.2f}" for name, value in three.mean().items())
+    return verdict(best), f"best or equal in {count(best)}; means over the nine: {means}"
+
+
+@says("PFL-MoE", "I", "the same or even better local test accuracy than PFL-FB")
+def _() -> tuple[str, str]:
+    three = printed("PFL-MoE", "I")
+    fits = three[["PFL-MF", "PFL-MFE"]].max(axis=1) >= three["PFL-FB"]
+    return verdict(fits), f"the better of the two is ahead or equal in {count(fits)}; not in {settings(fits)}"
+
+
+@says("PFL-MoE", "Tables I and II", "FedAvg's local test is that of the global model")
+def _() -> tuple[str, str]:
+    local, whole = printed("PFL-MoE", "I")["FedAvg"], printed("PFL-MoE", "II")["FedAvg"]
+    same = local == whole
+    return (
+        "no" if same.all() else "partly" if same.any() else "yes"
+    ), f"both tables print the same number in {count(same)}: the global test was copied"
+
+
+# ------------------------------------------------------------------------------------------------------------------------
+
+
+def checked(paper: str | None = None) -> pd.DataFrame:
+    """Every sentence of a paper (or of all) with what its own numbers say; raises InputError for an unknown paper."""
+    if paper is not None and paper not in PAPERS:
+        raise unknown("paper", paper, PAPERS)
+    rows = [(one, *one.test()) for one in SENTENCES if paper in (None, one.paper)]
+    return pd.DataFrame(
+        [(one.paper, one.where, one.text, supported, numbers) for one, supported, numbers in rows],
+        columns=["paper", "where", "it says", "supported", "its own numbers"],
+    )

@@ -1,0 +1,65 @@
+"""Sentences of the papers against the papers' own printed numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pfl_lite.errors import InputError
+from pfl_lite.experiments import sentences
+from pfl_lite.experiments.experiment import paper_tables
+from pfl_lite.experiments.sentences import PAPERS, SENTENCES, checked, printed
+
+
+def test_tables_have_the_papers_shapes() -> None:
+    shapes = {paper: printed(paper, "II").shape for paper in PAPERS}
+    assert shapes == {"pFedMB": (6, 9), "FedMN": (4, 8), "PFL-MoE": (9, 5)}  # settings, methods
+    assert printed("PFL-MoE", "I").loc["Fashion-MNIST, LeNet-5, alpha=0.9", "PFL-MF"] == 92.02
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_sentence_has_a_verdict_and_numbers(paper: str) -> None:
+    frame = checked(paper)
+    assert len(frame) == sum(one.paper == paper for one in SENTENCES) > 2
+    assert set(frame["supported"]) <= {"yes", "partly", "no"}
+    assert frame["its own numbers"].str.contains(r"\d").all()
+
+
+# What can be read off the printed tables by hand
+BY_HAND = {
+    "pFedMB is the best in almost all the settings": ("partly", "first in 4 of 6; ranks 2, 1, 1, 1, 3, 1"),
+    "Clustered FL cannot outperform FedAvg+ on all datasets": ("partly", "CIFAR100 (41.5 against 39.0)"),
+    "our proposed FedMN outperforms all the baselines": ("partly", "leads by 0.2, 2.0, 0.3, 2.3 points"),
+    "PFL-MF performs better than PFL-FB in both local and global test": (
+        "partly",
+        "ahead in 9 of 9; local test: ahead in 4 of 9",
+    ),
+    "FedAvg's local test is that of the global model": ("no", "the same number in 9 of 9"),
+    "in all experiments, overall, PFL-MFE achieves the best local test": (
+        "partly",
+        "best or equal in 4 of 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BY_HAND)
+def test_verdicts_are_those_that_a_reader_finds(text: str) -> None:
+    frame = checked().set_index("it says")
+    supported, numbers = BY_HAND[text]
+    assert frame.loc[text, "supported"] == supported
+    assert numbers in frame.loc[text, "its own numbers"]
+
+
+def test_another_number_gives_another_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were pFedMB ahead everywhere, the sentence would be supported."""
+    better = [
+        row | {"value_percent": "99"} if row["table"] == "II" and row["method"] == "pFedMB" else row
+        for row in paper_tables()
+    ]
+    monkeypatch.setattr(sentences, "paper_tables", lambda: tuple(better))
+    frame = checked("pFedMB").set_index("it says")
+    assert frame.loc["pFedMB is the best in almost all the settings", "supported"] == "yes"
+
+
+def test_an_unknown_paper_is_refused() -> None:
+    with pytest.raises(InputError, match="FedAvg"):
+        checked("FedAvg")
