@@ -82,6 +82,7 @@ Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
 Validation = Annotated[float, typer.Option(help="share of the training images kept for validation")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
+TF32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="products on a GPU in TF32, or exact ones")]
 BudgetName = Annotated[
     str, typer.Option(help="small (hours on two CPU cores) or paper (what the paper spent)")
 ]
@@ -317,9 +318,7 @@ def run(
     clients_per_batch: Annotated[
         int, typer.Option(help="of vmap: clients computed together at most; 0: as many as fit")
     ] = 0,
-    tf32: Annotated[
-        bool, typer.Option("--tf32/--no-tf32", help="products on a GPU in TF32, or exact ones")
-    ] = True,
+    tf32: TF32 = True,
     eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
     set_: Annotated[
         list[str] | None,
@@ -462,6 +461,7 @@ def reproduce(
     ] = None,
     budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
     device: Device = "auto",
+    tf32: TF32 = True,
     ledger: LedgerFolder = None,
 ) -> None:
     """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
@@ -498,6 +498,7 @@ def reproduce(
             scheduler=scheduler,
             budget=None if until is None else max(until - time.monotonic(), 1e-9),
             device=device,
+            tf32=tf32,
             ledger=Ledger(ledger),
         )
         written, left, interrupted = written + len(done.written), left + done.left, done.interrupted

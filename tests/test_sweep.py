@@ -289,6 +289,16 @@ def test_two_calls_for_one_experiment_and_ledger_are_refused(
         pass
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_exact_products_are_asked_for_in_searches_and_results(exact: bool, tmp_path: Path) -> None:
+    experiment = get_experiment("pfedmb-table1")
+    arms = [experiment.arm("local")]
+    search = sweep.Sweep(experiment, arms, [0], 2, "cpu", Ledger(tmp_path), not exact)
+    assert {task.config.tf32 for task in search.tasks()} == {not exact}
+    found = sweep.Sweep(experiment, arms, [7], 2, "cpu", Ledger(), not exact)  # whose rates are chosen
+    assert [task.config.tf32 for task in found.tasks()] == [not exact]
+
+
 def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
     steady: str, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ class Sweep:
         rounds: int | None,
         device: str,
         ledger: Ledger,
+        tf32: bool = True,
     ) -> None:
         self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
         self.arms = [
@@ -57,7 +58,7 @@ class Sweep:
         while self.searching.searched_in is not None:
             self.searching = get_experiment(self.searching.searched_in, experiment.budget)
         self.rounds = rounds
-        self.device = device
+        self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
 
@@ -82,7 +83,7 @@ class Sweep:
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
-        shared = {"device": self.device}
+        shared = self.machine
         name = self.experiment.name
         sources = {arm.rates_of or arm.key: None for arm in self.arms}
         for arm in map(self.searching.arm, sources):
@@ -127,7 +128,7 @@ class Sweep:
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """The configuration of an arm's result, once its rates are chosen."""
-        settings = self.experiment.settings(seed, rounds=self.length(arm)) | {"device": self.device}
+        settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
         return make_config(arm.method, **(settings | arm.settings | (self.chosen(arm) or {}))).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
@@ -207,6 +208,7 @@ def reproduce(
     scheduler: str | None = None,
     budget: float | None = None,
     device: str = "auto",
+    tf32: bool = True,
     ledger: Ledger | None = None,
 ) -> Swept:
     """Train what the ledger lacks of an experiment; returns the files written and what is left.
@@ -223,6 +225,7 @@ def reproduce(
         scheduler: address of a Dask scheduler whose workers train, instead of processes of this machine.
         budget: seconds after which no new round starts; the next call goes on from there.
         device: `auto`, `cpu` or `cuda`; `auto` is what this machine has.
+        tf32: products on a GPU in TF32, or exact ones.
         ledger: where results are read and written.
 
     Raises:
@@ -243,7 +246,9 @@ def reproduce(
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
     ledger = ledger or Ledger()
-    sweep = Sweep(experiment, arms, experiment.seeds if seeds is None else seeds, rounds, device, ledger)
+    sweep = Sweep(
+        experiment, arms, experiment.seeds if seeds is None else seeds, rounds, device, ledger, tf32
+    )
     with ledger.reserved(experiment.name):
         pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
         if not pending:
