@@ -65,7 +65,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "numbers stand beside both.",
         "Normalisation: mean and standard deviation of CIFAR-10."
         if augmented
-        else "Normalisation: mean and standard deviation of Fashion-MNIST; the code takes those of MNIST.",
+        else "Normalisation: mean and standard deviation of MNIST, as in the code; the paper says nothing about it.",
         "FedAvg's local test is measured; the paper prints the global test in its place.",
     )
     return Experiment(
