@@ -8,10 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pfl_lite.errors import InputError
 from pfl_lite.experiments import pages
 from pfl_lite.experiments.claims import claims
+from pfl_lite.experiments.figures import figure
 from pfl_lite.experiments.ledger import Ledger
+from pfl_lite.experiments.protocols import get_experiment, members
 from pfl_lite.experiments.tables import accuracy, table
+from tests.test_claims_of_tables import make_run
 
 STORED = Path(__file__).resolve().parent.parent / "data" / "results"
 NAME, OTHER = "pflmoe-fmnist-lenet-0.9", "pfedmb-table1"
@@ -99,3 +103,103 @@ def test_reasons_are_those_of_the_table(ledger: Ledger) -> None:
     said = pages.reasons(frame).data
     assert all(reason in said for reason in frame["Reason"])
     assert "Reason" not in pages.shaded(frame).data
+
+
+def test_clients_are_drawn_as_they_were_for_the_runs() -> None:
+    counts = pages.class_counts(NAME)
+    for run in Ledger(STORED).read(NAME):
+        assert counts.sum(1).tolist() == run["final"]["train_size"]
+    assert not np.array_equal(counts, pages.class_counts(NAME, seed=1))
+
+
+def test_clients_that_cut_their_own_images_keep_all_of_them() -> None:
+    groups = pages.class_counts("fedmn-table2-cifar10-lenet")
+    assert groups.shape == (80, 10) and groups.sum(0).tolist() == [6000] * 10
+    superclasses = pages.class_counts("fedmn-table2-cifar100")
+    assert superclasses.shape == (100, 100) and set(superclasses.sum(1)) == {600}
+
+
+def test_classes_that_cannot_be_known_are_not_drawn() -> None:
+    with pytest.raises(
+        InputError, match=r"emnist:0.1 cannot be drawn without its images, only those of fashion_mnist"
+    ):
+        pages.class_counts("fedmn-table2-emnist")
+
+
+def test_a_grid_may_show_another_measure(ledger: Ledger) -> None:
+    frame = table(NAME, ledger).set_index("Method")
+    for words in ("local test", "global test"):
+        shown = pages.grid(NAME, ledger=ledger, measure=words.replace(" ", "_")).data
+        for kind, column in (("paper", "Paper (%)"), ("ours", "Ours (%)")):
+            assert shown.loc["FedAvg", (NAME, kind)] == f"{frame.loc[f'{words}: FedAvg', column]:.2f}"
+    assert pages.grid(NAME, ledger=ledger).data.equals(
+        pages.grid(NAME, ledger=ledger, measure="local_test").data
+    )
+    with pytest.raises(InputError, match="global_test"):
+        pages.grid(NAME, ledger=ledger, measure="test")
+
+
+def test_rows_of_one_method_meet_under_one_name(ledger: Ledger) -> None:
+    name = "fedmn-table2-emnist"
+    ledger.write(make_run(name, "fedmn", 50))
+    shown = pages.grid("fedmn-table2-cifar10", name, ledger=ledger).data
+    assert shown.index.tolist()[-3:] == ["pFedMe", "FedEM", "FedMN"] and shown.notna().all(axis=None)
+    assert shown.loc["FedMN"].tolist() == ["83.40", "not run", "83.80", "50.07"]  # clients waver around 50
+
+
+def test_a_deleted_run_of_pflmoe_leaves_every_part_of_its_page(ledger: Ledger) -> None:
+    assert pages.begun(NAME, "pflmoe-fmnist-lenet-2", ledger=ledger) == [NAME]
+    assert (
+        pages.plan(NAME, ledger=ledger).empty
+        and not pages.statuses(NAME, ledger=ledger).get("not run", np.zeros(1)).any()
+    )
+    (ledger.folder / NAME / "pfl_mfe-seed0.json").unlink()
+    row = "PFL-MFE (features), as in the paper"
+    gone = pages.shaded(table(NAME, ledger)).data.set_index("Method").filter(like=row, axis=0)
+    assert gone["Status"].tolist() == ["not run", "not run"] and gone["Ours (%)"].isna().all()
+    assert pages.grid(NAME, ledger=ledger, measure="global_test").data.loc[row, (NAME, "ours")] == "not run"
+    assert row not in set(figure("pflmoe-fig3", ledger)["Method"])
+    assert pages.statuses(NAME, ledger=ledger)["not run"].tolist() == [2]
+    (todo,) = pages.plan(NAME, ledger=ledger).to_dict("records")
+    assert (
+        todo["results"] == 1 and todo["command"] == f"pfl-lite reproduce {NAME} --methods pfl_mfe --seeds 0"
+    )
+    assert 0 < todo["core hours"] < 1
+
+
+def test_a_deleted_run_of_fedmn_leaves_every_part_of_its_page(ledger: Ledger) -> None:
+    name = "fedmn-table2-cifar10-lenet"
+    for arm in get_experiment(name).arms:
+        path = ledger.write(make_run(name, arm.key, 40))
+    assert pages.plan(name, ledger=ledger).empty
+    path.unlink()  # that of FedMN, the last
+    assert pages.grid(name, ledger=ledger).data[name, "ours"].tolist() == ["40.07"] * 7 + ["not run"]
+    assert pages.statuses(name, ledger=ledger)["not run"].tolist() == [1]
+    assert pages.plan(name, ledger=ledger)["command"].tolist() == [
+        f"pfl-lite reproduce {name} --methods fedmn --seeds 0"
+    ]
+
+
+def test_what_is_missing_is_priced_by_runs_of_the_same_network(ledger: Ledger) -> None:
+    found = pages.plan(*members("pflmoe-tables"), "fedmn-table2-emnist", ledger=ledger).set_index(
+        "experiment"
+    )
+    assert NAME not in found.index and len(found) == 9
+    lenet = found.filter(like="lenet", axis=0)["core hours"]
+    assert lenet.between(0.5, 20).all() and found.drop(index=lenet.index)["core hours"].isna().all()
+    assert (
+        found.loc["pflmoe-fmnist-lenet-2", "command"] == "pfl-lite reproduce pflmoe-fmnist-lenet-2 --seeds 0"
+    )
+    assert found["data"].tolist().count("not available here") == 1
+
+
+def test_rows_that_take_over_a_training_count_what_they_did_after_it(ledger: Ledger) -> None:
+    runs = {run["arm"]: run for run in ledger.read(NAME)}
+    costs = pages.costs(NAME, ledger=ledger).set_index("method")
+    after = costs.loc["PFL-FB on 3/4 of the images"]
+    assert after["core hours"] == (runs["pfl_fb"]["seconds"] - runs["fedavg"]["seconds"]) / 3600
+    assert (
+        after["million images"] == (runs["pfl_fb"]["images_trained"] - runs["fedavg"]["images_trained"]) / 1e6
+    )
+    total = runs["fedavg"]["images_trained"] / 1e6
+    assert costs.loc["FedAvg", "million images"] == total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,21 @@ import pandas as pd
 from IPython.display import Markdown
 from pandas.io.formats.style import Styler
 
+from pfl_lite.data import partition
+from pfl_lite.data.images import Images, datasets
+from pfl_lite.errors import InputError, unknown
 from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import frame as claims_frame
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Experiment, get_experiment
+from pfl_lite.experiments.protocols import DEFAULT_BUDGET, EXPERIMENTS, Experiment, get_experiment
 from pfl_lite.experiments.tables import accuracy, runs_of
 from pfl_lite.experiments.tables import table as table_of
 
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
 VERDICTS = {"held": ABOVE, "failed": BELOW}
+BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
 def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
@@ -73,6 +78,37 @@ def clients(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def class_counts(name: str, seed: int = 0) -> np.ndarray:
+    """How many images of each class the clients of an experiment hold, [clients, classes], drawn without an image.
+
+    The recipes need labels alone, and of balanced data sets it is known how many of each there are. Counted are a client's
+    training images, with its validation and test images where it cuts its own.
+
+    Raises:
+        InputError: an unknown experiment, or a data set that is not balanced.
+    """
+    experiment = get_experiment(name)
+    if experiment.data not in BALANCED:
+        raise InputError(
+            f"{name}: the partition of {experiment.data} cannot be drawn without its images, only those of {', '.join(BALANCED)}"
+        )
+    card = datasets()[experiment.data]
+    classes = len(card.classes)
+    labels = [np.repeat(np.arange(classes), size // classes) for size in (card.train_size, card.test_size)]
+    train, test = ((np.zeros((len(some), 1, 1), np.uint8), some) for some in labels)
+    blank = Images(experiment.data, *train, *test, card).with_split(
+        experiment.common.get("split", "published")
+    )
+    val_fraction = experiment.common.get("val_fraction", 0.2)
+    dealt = partition.partition(blank, experiment.partition, experiment.clients, seed, val_fraction)
+    parts = ("train", "val", "test") if blank.merged else ("train",)
+    counted = [
+        partition.class_counts(blank.train_labels, [getattr(one, part) for one in dealt], classes)
+        for part in parts
+    ]
+    return np.sum(counted, axis=0)
+
+
 def shade(gap: object) -> str:
     """The colour of a gap in points: the further from the paper, the darker; vermilion below it, blue above."""
     if not isinstance(gap, int | float) or np.isnan(gap):
@@ -100,26 +136,65 @@ def reasons(frame: pd.DataFrame) -> Markdown:
     return Markdown("\n".join(lines))
 
 
-def grid(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> Styler:
+def grid(
+    *names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET, measure: str | None = None
+) -> Styler:
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
-    A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star.
+    A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. `measure`: which one, where
+    the experiments have several; without it the first.
+
+    Raises:
+        InputError: an unknown experiment or budget, or a measure that one of the experiments lacks.
     """
     parts: dict[tuple[str, str], pd.Series] = {}
     gaps: dict[Any, list[float]] = {}
-    for name in names:
-        frame, planned = table_of(name, ledger, budget).set_index("Method"), get_experiment(name, budget)
+    some = [get_experiment(name, budget) for name in names]
+    labels = {
+        key: one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
+    }
+    for name, planned in zip(names, some, strict=True):
+        frame = measured(planned, table_of(name, ledger, budget), measure)
         few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
         ours = [cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
         parts[name, "paper"] = frame["Paper (%)"].map(number)
         parts[name, "ours"] = pd.Series(ours, index=frame.index)
         gaps[name, "ours"] = frame["Gap"].tolist()
-    shown = pd.concat(parts, axis=1)
+    shown = pd.concat(parts, axis=1).rename(index=labels)
+    shown.index.name = "Method"
 
     def colours(column: pd.Series) -> list[str]:
         return list(map(shade, gaps.get(column.name, [np.nan] * len(column))))
 
     return shown.style.apply(colours)
+
+
+def measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
+    """The rows of an experiment's table for one measure (the first, unless told), by arm."""
+    known = list(experiment.measures)
+    measure = known[0] if measure is None else measure
+    if measure not in known:
+        raise unknown(f"measure of {experiment.name}", measure, known)
+    many, at = len(experiment.arms), known.index(measure)
+    rows = frame.iloc[at * many : (at + 1) * many]
+    return rows.set_axis([arm.key for arm in experiment.arms], axis=0)
+
+
+def one_label(labels: Sequence[str]) -> str:
+    """What several experiments call an arm: what all say, else what stands before the first bracket."""
+    return labels[0] if len(set(labels)) == 1 else labels[0].partition(" (")[0].partition(" [")[0]
+
+
+def begun(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> list[str]:
+    """Those of some experiments that have a complete run."""
+    there = ledger or Ledger()
+    return [name for name in names if any(runs_of(get_experiment(name, budget), there).values())]
+
+
+def statuses(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+    """How many rows of each experiment's table have which status."""
+    counts = {name: table_of(name, ledger, budget)["Status"].value_counts() for name in names}
+    return pd.DataFrame(counts).T.fillna(0).astype(int).rename_axis("experiment").reset_index()
 
 
 def number(value: float) -> str:
@@ -158,12 +233,20 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
 
 
 def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
-    """What the runs took: rounds, floats that a sampled client received and sent a round, images trained on, core hours."""
+    """What the runs took: rounds, floats that a sampled client received and sent a round, images trained on, core hours.
+
+    A row that takes over another row's training counts the images and hours that it spent after it.
+    """
     rows = []
     for name in names:
         experiment = get_experiment(name, budget)
-        for key, runs in runs_of(experiment, ledger or Ledger()).items():
+        found = runs_of(experiment, ledger or Ledger())
+        for key, runs in found.items():
+            before = {run["seed"]: run for run in found.get(experiment.arm(key).trained_by or "", [])}
             for run in runs:
+                spent = [run.get("images_trained") or np.nan, run["seconds"]]
+                if first := before.get(run["seed"]):
+                    spent = [spent[0] - (first.get("images_trained") or np.nan), spent[1] - first["seconds"]]
                 sampled = sum(len(entry["clients"]) for entry in run["rounds"])
                 down, up = (sum(e[way] for e in run["rounds"]) for way in ("floats_down", "floats_up"))
                 rows.append(
@@ -174,8 +257,8 @@ def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGE
                         "rounds": int(run["rounds"][-1]["round"]),
                         "thousand floats down a round": down / max(sampled, 1) / 1e3,
                         "thousand floats up a round": up / max(sampled, 1) / 1e3,
-                        "million images": (run.get("images_trained") or np.nan) / 1e6,
-                        "core hours": run["seconds"] / 3600,
+                        "million images": spent[0] / 1e6,
+                        "core hours": spent[1] / 3600,
                         "accuracy (%)": accuracy(run, next(iter(experiment.measures))),
                     }
                 )
@@ -193,3 +276,48 @@ def still_missing(name: str, ledger: Ledger | None = None, budget: str = DEFAULT
         for one in found
     ]
     return Markdown("\n".join(lines))
+
+
+def plan(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+    """What of some experiments has not run: how many results, about how many core hours, and the command that runs it.
+
+    Hours follow the pace of the experiment's own runs, else that of others with the same network; NaN where nothing tells.
+    """
+    there, rows = ledger or Ledger(), []
+    for name in names:
+        experiment = get_experiment(name, budget)
+        gaps = care.gaps_of(experiment, there)
+        missing = care.whole(experiment, there).missing()
+        if not missing:
+            continue
+        hours = [one.hours for one in gaps if one.hours is not None]
+        pace = None if hours else pace_elsewhere(experiment, there)
+        arms = list(dict.fromkeys(arm.key for arm, _ in missing))
+        seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
+        command = experiment.command(",".join(arms), seeds)
+        if len(arms) == len(experiment.arms):
+            command = command.replace(f" --methods {','.join(arms)}", "")
+        rows.append(
+            {
+                "experiment": name,
+                "results": len(missing),
+                "core hours": sum(hours)
+                if hours
+                else np.nan
+                if pace is None
+                else pace * sum(one.images for one in gaps) / 3600,
+                "data": "not available here" if experiment.unavailable else "",
+                "command": command,
+            }
+        )
+    columns = ["experiment", "results", "core hours", "data", "command"]
+    return pd.DataFrame(rows, columns=columns).sort_values("core hours", ascending=False, ignore_index=True)
+
+
+def pace_elsewhere(experiment: Experiment, ledger: Ledger) -> float | None:
+    """Median seconds of one core for one nominal image in the runs of other experiments with the same network."""
+    alike = [
+        one for one in EXPERIMENTS.values() if one.model == experiment.model and one.name != experiment.name
+    ]
+    paces = [pace for one in alike for pace in care.paces(one, ledger).values()]
+    return median(paces) if paces else None
