@@ -203,3 +203,5 @@ def test_rows_that_take_over_a_training_count_what_they_did_after_it(ledger: Led
     )
     total = runs["fedavg"]["images_trained"] / 1e6
     assert costs.loc["FedAvg", "million images"] == total
+    nothing = pages.costs("fedmn-table2-emnist", ledger=ledger)
+    assert nothing.empty and list(nothing) == list(pages.costs(NAME, ledger=ledger))

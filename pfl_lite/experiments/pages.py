@@ -25,6 +25,17 @@ from pfl_lite.experiments.tables import table as table_of
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
 VERDICTS = {"held": ABOVE, "failed": BELOW}
+SPENT = [  # columns of `costs`
+    "experiment",
+    "method",
+    "seed",
+    "rounds",
+    "thousand floats down a round",
+    "thousand floats up a round",
+    "million images",
+    "core hours",
+    "accuracy (%)",
+]
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
@@ -250,19 +261,19 @@ def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGE
                 sampled = sum(len(entry["clients"]) for entry in run["rounds"])
                 down, up = (sum(e[way] for e in run["rounds"]) for way in ("floats_down", "floats_up"))
                 rows.append(
-                    {
-                        "experiment": name,
-                        "method": experiment.arm(key).label,
-                        "seed": run["seed"],
-                        "rounds": int(run["rounds"][-1]["round"]),
-                        "thousand floats down a round": down / max(sampled, 1) / 1e3,
-                        "thousand floats up a round": up / max(sampled, 1) / 1e3,
-                        "million images": spent[0] / 1e6,
-                        "core hours": spent[1] / 3600,
-                        "accuracy (%)": accuracy(run, next(iter(experiment.measures))),
-                    }
+                    (
+                        name,
+                        experiment.arm(key).label,
+                        run["seed"],
+                        int(run["rounds"][-1]["round"]),
+                        down / max(sampled, 1) / 1e3,
+                        up / max(sampled, 1) / 1e3,
+                        spent[0] / 1e6,
+                        spent[1] / 3600,
+                        accuracy(run, next(iter(experiment.measures))),
+                    )
                 )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=SPENT)
 
 
 def still_missing(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> Markdown:
