@@ -1,0 +1,210 @@
+"""Methods side by side: every experiment's complete runs as one small record, and what is computed from it.
+
+The record is what the page *Compare the methods* carries, so it is compact: an accuracy is a whole number of ten-thousandths
+(a hundredth of a point), written as three digits to the base 36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from pfl_lite.errors import InputError, unknown
+from pfl_lite.experiments.experiment import BUDGETS, DEFAULT_BUDGET
+from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.protocols import EXPERIMENTS, Experiment
+from pfl_lite.experiments.tables import runs_of
+
+SCALE, BASE, DIGITS, MISSING = 10_000, 36, 3, "zzz"
+METRICS: dict[str, str] = {
+    "scored": "own test images, after fine-tuning where a method tunes",
+    "personal": "own test images, before any fine-tuning",
+    "global": "own test images, by the one global model",
+    "local_test": "all test images, weighed by the client's classes",
+    "global_test": "all test images, all alike",
+}
+"""What a client's accuracy is measured on and with which model; an experiment has those that its runs kept."""
+SUMMARIES: dict[str, str] = {
+    "mean": "mean over clients",
+    "worst_tenth": "mean of the worst tenth of clients",
+}
+
+
+def encode(accuracies: ArrayLike) -> str:
+    """Accuracies (0 to 1, NaN where a client has no test image) in three characters each."""
+    scaled = np.rint(SCALE * np.asarray(accuracies, dtype=float)).ravel()
+    return "".join(
+        MISSING if np.isnan(one) else np.base_repr(int(one), BASE).lower().zfill(DIGITS) for one in scaled
+    )
+
+
+def decode(text: str) -> np.ndarray:
+    """What `encode` wrote, in percent: whole numbers of hundredths of a point, or NaN."""
+    each = [text[at : at + DIGITS] for at in range(0, len(text), DIGITS)]
+    return np.array([np.nan if one == MISSING else int(one, BASE) / 100 for one in each])
+
+
+def worst_tenth(accuracies: ArrayLike) -> float:
+    """The mean of the lowest tenth of the clients' accuracies (of ceil(n / 10) clients); NaN without any accuracy."""
+    some = np.sort(np.asarray(accuracies, dtype=float))
+    some = some[~np.isnan(some)]
+    return float(some[: -(-len(some) // 10)].mean()) if len(some) else np.nan
+
+
+def record(ledger: Ledger | None = None) -> dict[str, Any]:
+    """Every experiment with at least two complete runs, those of the papers' tables first, as JSON that a page can carry.
+
+    An experiment has `name`, `title`, `metrics` (of METRICS, those that some run kept) and `methods`: each a `key`, the
+    `method`, a `label` and `runs`. A run has its `seed` and, for every metric, the rounds [R] that kept it, mean and worst
+    tenth of the clients at these rounds, and the clients' accuracies [N] after the last one; or the name of the metric with
+    the same numbers.
+
+    Raises:
+        InputError: runs of one experiment and seed have different numbers of clients.
+    """
+    ledger = ledger or Ledger()
+    wanted = [
+        experiment.at(budget)
+        for experiment in EXPERIMENTS.values()
+        for budget in BUDGETS
+        if budget == DEFAULT_BUDGET or experiment.paper_budget
+    ]
+    entries = [entry for experiment in wanted if (entry := _entry(experiment, ledger))]
+    return {"metrics": METRICS, "summaries": SUMMARIES, "experiments": entries}
+
+
+def _entry(experiment: Experiment, ledger: Ledger) -> dict[str, Any] | None:
+    """One experiment of the record; None with fewer than two complete runs."""
+    found = runs_of(experiment, ledger)
+    if sum(map(len, found.values())) < 2:
+        return None
+    sizes: dict[int, int] = {}
+    methods = []
+    for arm in experiment.arms:
+        runs = []
+        for run in found[arm.key]:
+            clients = len(run["final"]["test_accuracy"])
+            if sizes.setdefault(run["seed"], clients) != clients:
+                raise InputError(
+                    f"seed {run['seed']} of {experiment.name} has runs with {sizes[run['seed']]} and with {clients} clients: "
+                    "they cannot be compared client by client"
+                )
+            runs.append({"seed": run["seed"]} | _scores(run))
+        if runs:
+            methods.append({"key": arm.key, "method": arm.method, "label": arm.label, "runs": runs})
+    kept = {metric for method in methods for run in method["runs"] for metric in run}
+    title = experiment.title if experiment.budget == DEFAULT_BUDGET else experiment.heading
+    return {
+        "name": experiment.name,
+        "title": title,
+        "metrics": [metric for metric in METRICS if metric in kept],
+        "methods": methods,
+    }
+
+
+def _scores(run: Run) -> dict[str, Any]:
+    """What the record keeps of a run: every metric's rounds, means, worst tenths and last accuracies."""
+    final, before = run["final"], run.get("final_before_ft")
+    last = run["rounds"][-1]
+    # metric: its name in the lists that evaluated rounds keep, and the accuracies after the last round
+    sources = {
+        "scored": ("tuned" if before else "personal", final["test_accuracy"]),
+        "personal": ("personal", (before or final)["test_accuracy"]),
+        "global": ("global", (last.get("per_client") or {}).get("global")),
+        "local_test": ("", final.get("local_test_clients")),
+        "global_test": ("", final.get("global_test_clients")),
+    }
+    scores: dict[str, Any] = {}
+    for metric, (name, accuracies) in sources.items():
+        if accuracies is None:
+            continue
+        rounds = {
+            r["round"]: kept[name] for r in run["rounds"] if name in (kept := r.get("per_client") or {})
+        }
+        lists = [np.array(each, dtype=float) for each in (rounds | {last["round"]: accuracies}).values()]
+        means = [np.nan if np.isnan(each).all() else np.nanmean(each) for each in lists]
+        entry = [
+            sorted({*rounds, last["round"]}), encode(means), encode([worst_tenth(each) for each in lists]),
+            encode(lists[-1]),
+        ]  # fmt: skip
+        scores[metric] = next((known for known, other in scores.items() if other == entry), entry)
+    return scores
+
+
+def get_entry(record: Mapping[str, Any], experiment: str) -> dict[str, Any]:
+    """One experiment of a record by its name; raises InputError for another name."""
+    for entry in record["experiments"]:
+        if entry["name"] == experiment:
+            return dict(entry)
+    raise unknown("experiment", experiment, [entry["name"] for entry in record["experiments"]])
+
+
+def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) -> dict[str, dict[int, Any]]:
+    """What some methods' runs kept of a metric, by method and seed; methods without it are left out."""
+    if metric not in entry["metrics"]:
+        raise unknown(f"metric of {entry['name']}", metric, entry["metrics"])
+    known = {one["key"]: one["runs"] for one in entry["methods"]}
+    keys = list(known) if methods is None else list(methods)
+    if lacking := [key for key in keys if key not in known]:
+        raise unknown(f"method of {entry['name']}", lacking[0], known)
+    found: dict[str, dict[int, Any]] = {}
+    for key in keys:
+        for run in known[key]:
+            if (scores := run.get(metric)) is not None:
+                found.setdefault(key, {})[run["seed"]] = run[scores] if isinstance(scores, str) else scores
+    return found
+
+
+def curves(
+    entry: Mapping[str, Any], metric: str, summary: str = "mean", methods: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """What every run kept of a metric, round by round, in percent: one row a method (`arm`), seed and round.
+
+    Raises:
+        InputError: an unknown metric, summary or method.
+    """
+    if summary not in SUMMARIES:
+        raise unknown("summary", summary, SUMMARIES)
+    rows = [
+        (key, seed, at, value)
+        for key, runs in _kept(entry, metric, methods).items()
+        for seed, (rounds, *summaries, _) in runs.items()
+        for at, value in zip(rounds, decode(summaries[list(SUMMARIES).index(summary)]), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["arm", "seed", "round", "value"])
+
+
+def paired(entry: Mapping[str, Any], metric: str, methods: Sequence[str] | None = None) -> pd.DataFrame:
+    """Accuracies in percent of the clients that all the methods have: one row a seed and client, one column a method.
+
+    Only the seeds that every method has count, and of their clients those with a test image. Methods without the metric
+    have no column.
+
+    Raises:
+        InputError: an unknown metric or method.
+    """
+    found = _kept(entry, metric, methods)
+    seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    frames = [
+        pd.DataFrame({key: decode(runs[seed][-1]) for key, runs in found.items()}).rename_axis("client")
+        for seed in seeds
+    ]
+    if not frames:
+        return pd.DataFrame(columns=list(found), dtype=float)
+    return pd.concat(frames, keys=seeds, names=["seed"]).dropna()
+
+
+def ranks(table: pd.DataFrame) -> pd.DataFrame:
+    """From what `paired` gives: every method's mean rank (1 is best, equal ones share), mean and worst tenth, best rank first."""
+    found = pd.DataFrame(
+        {
+            "rank": table.rank(axis=1, ascending=False).mean(),
+            "mean": table.mean(),
+            "worst tenth": table.groupby("seed").agg(worst_tenth).mean() if len(table) else np.nan,
+        }
+    )
+    return found.sort_values("rank", kind="stable")
