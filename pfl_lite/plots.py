@@ -129,11 +129,12 @@ def use_style() -> None:
     plt.rcParams.update(STYLE)
 
 
-def colour(method: str) -> str:
-    """The colour of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); black for anything
-    else.
+def colour(method: str, otherwise: str = "") -> str:
+    """The colour of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); of the method `otherwise` for an arm
+    with another name (`b5`); black for anything else.
     """
-    return METHOD_COLOURS.get(_method_of(method), "#000000")
+    known = (METHOD_COLOURS.get(_method_of(name)) for name in (method, otherwise))
+    return next(filter(None, known), "#000000")
 
 
 def group_colour(group: int) -> str:
@@ -195,13 +196,17 @@ def plot_curves(
     percent: bool = True,
     ylabel: str | None = None,
     title: str | None = None,
+    colours: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
 
     `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
     (averaged over) and `quantity` (to choose from with the argument). Fractions are shown as percentages
-    unless `percent` is off. Raises InputError for missing columns or an unclear quantity.
+    unless `percent` is off. `colours` and `names` of some methods go before those of the book. Raises InputError for missing
+    columns or an unclear quantity.
     """
+    colours, names = colours or {}, names or {}
     frame, by = _tidy(frame, quantity, ("round", "value"))
     keys = [by, "round"]
     seeds = frame["seed"].nunique() if "seed" in frame else 1
@@ -217,16 +222,15 @@ def plot_curves(
             methods, key=lambda each: -last[each]
         ):  # the legend in the order of the lines' ends
             rows = table.loc[name] * scale
+            shade = colours.get(name) or colour(name)
             style: dict[str, Any] = {
-                "color": colour(name),
+                "color": shade,
                 "marker": _marker(name),
                 "markevery": max(1, len(rows) // 8),
             }
-            axes.plot(rows.index, rows["mean"], label=label(name), **style)
+            axes.plot(rows.index, rows["mean"], label=names.get(name) or label(name), **style)
             if seeds > 1:
-                axes.fill_between(
-                    rows.index, rows["min"], rows["max"], color=colour(name), alpha=0.18, linewidth=0
-                )
+                axes.fill_between(rows.index, rows["min"], rows["max"], color=shade, alpha=0.18, linewidth=0)
         axes.set_xlabel("round")
         axes.set_ylabel(ylabel or ("mean test accuracy of the clients (%)" if percent else "value"))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -285,6 +289,53 @@ def plot_clients(
         axes.legend(loc="upper left", bbox_to_anchor=(1.03, 1))
         if title:
             axes.set_title(title)
+    plt.close(figure)
+    return figure
+
+
+def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], colour: str = "#0072B2") -> Figure:
+    """Draw one dot a client: method A's accuracy across, method B's up, and the diagonal on which they are equal.
+
+    `a` and `b` are in percent, in the same order; `names` stand at the axes. Raises InputError for unequal numbers.
+    """
+    across, up = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if across.shape != up.shape or across.ndim != 1 or not len(across):
+        raise InputError(
+            f"pairs need one accuracy of each method a client, not {across.shape} and {up.shape}"
+        )
+    low, high = min(across.min(), up.min()), max(across.max(), up.max())
+    edge = 0.05 * max(high - low, 1.0)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(4.8, 4.8))
+        axes.plot([low - edge, high + edge], [low - edge, high + edge], color="#4D4D4D", linestyle="--", lw=1)
+        axes.scatter(across, up, s=28, color=colour, alpha=0.75, linewidth=0)
+        axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
+        axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
+    plt.close(figure)
+    return figure
+
+
+def plot_ranks(
+    table: pd.DataFrame, *, colours: Mapping[str, str] | None = None, names: Mapping[str, str] | None = None
+) -> Figure:
+    """Draw every method's mean rank as a bar, best at the top, with its mean and worst tenth beside it.
+
+    `table` is what `pfl_lite.experiments.comparison.ranks` gives. `colours` and `names` of some methods go before those of the
+    book. Raises InputError for an empty table.
+    """
+    if not len(table):
+        raise InputError("a picture of ranks needs at least one method")
+    place = np.arange(len(table))
+    shades = [(colours or {}).get(name) or colour(name) for name in table.index]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.6, float(np.clip(0.28 * len(table) + 1.1, 2, 12))))
+        axes.barh(place, table["rank"], height=0.7, color=shades)
+        for y, (rank, mean, worst) in enumerate(table.itertuples(index=False)):
+            axes.text(rank, y, f" {rank:.2f} (mean {mean:.1f}, worst tenth {worst:.1f})", va="center", size=9)
+        axes.set_yticks(place, [(names or {}).get(name) or label(name) for name in table.index])
+        axes.set(xlabel="mean rank over clients (1 is best)", xlim=(0, 1.5 * len(table)))
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
     plt.close(figure)
     return figure
 
@@ -379,6 +430,42 @@ def plot_gate(
         axes["bars"].set(xlim=(0, 1), xlabel="probability", ylabel="class", ylim=(len(classes) - 0.5, -0.5))
         axes["bars"].grid(axis="y", visible=False)
         axes["bars"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    plt.close(figure)
+    return figure
+
+
+def plot_alpha(
+    weights: Mapping[str, ArrayLike],
+    *,
+    groups: Sequence[int] | None = None,
+    colours: Sequence[str] | None = None,
+) -> Figure:
+    """Draw how much every client uses of every branch (pFedMB), a panel a run: a row a client, a column a branch.
+
+    `weights` [clients, branches] of each run are drawn as bars from 0 to 1, clients sorted by their group, in the run's colour.
+    Raises InputError where there is no run or one has other clients or branches.
+    """
+    shares = {name: np.asarray(each, dtype=float) for name, each in weights.items()}
+    shapes = {each.shape for each in shares.values()}
+    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or 0 in shape:
+        raise InputError("a picture of branch weights needs runs with the same [clients, branches]")
+    known = np.zeros(shape[0]) if groups is None else np.asarray(groups)
+    order = np.argsort(known, kind="stable")
+    place = np.arange(len(order)) + 0.5 * np.cumsum(np.diff(known[order], prepend=known[order][0]) != 0)
+    with plt.rc_context(STYLE):
+        size = 4.1 * len(shares), float(np.clip(0.25 * shape[0] + 1.2, 2.4, 12))
+        figure, axes = plt.subplots(1, len(shares), figsize=size, sharey=True, squeeze=False)
+        for ax, (name, own), shade in zip(
+            axes[0], shares.items(), colours or [colour(name) for name in shares], strict=True
+        ):
+            for branch in range(shape[1]):
+                ax.barh(place, 0.9 * own[order, branch], left=branch, height=0.8, color=shade)
+            ax.set(xlim=(0, shape[1]), xticks=np.arange(shape[1]), xlabel="branch", title=name)
+            ax.set_xticklabels([str(branch) for branch in range(shape[1])], ha="left")
+            ax.grid(axis="y", visible=False)
+        axes[0, 0].set_yticks(place, [str(i) for i in order])
+        axes[0, 0].set_ylabel("client")
+        axes[0, 0].invert_yaxis()
     plt.close(figure)
     return figure
 

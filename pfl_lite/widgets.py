@@ -2,7 +2,7 @@
 
 A live explorer asks the package. Its twin is a script under `static/`, whose numbers and words the tests hold against
 the live one's. They stand in the chapters *Clients are not alike* (partitions), *Assembling a network per client*
-(routes) and *A gate between two experts* (gates).
+(routes), *A gate between two experts* (gates), *pFedMB* (weights of branches) and *Compare the methods* (runs).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from html import escape, unescape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,26 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import numpy as np
 import torch
-from scipy.special import softmax
+from scipy.special import entr, softmax
 
 from pfl_lite.data.images import Images, load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
 from pfl_lite.errors import InputError
+from pfl_lite.experiments import comparison
 from pfl_lite.models.modular import decisions, in_use, safety_path
-from pfl_lite.plots import EXPERT_COLOURS, group_colour, plot_gate, plot_partition, plot_routes
+from pfl_lite.plots import (
+    EXPERT_COLOURS,
+    colour,
+    group_colour,
+    label,
+    plot_alpha,
+    plot_curves,
+    plot_gate,
+    plot_pairs,
+    plot_partition,
+    plot_ranks,
+    plot_routes,
+)
 from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:
@@ -42,6 +56,9 @@ _SPECS = {
     "pairs": "pairs",
     "iid": "iid",
 }
+_MORE_STYLE = {"alpha": ("table",), "comparison": ("table", "comparison_explorer")}
+_VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
+_LINES = 8  # of so many methods the page draws the curves before a reader chooses
 
 
 def front_end() -> bool:
@@ -200,6 +217,266 @@ def gate_explorer_page(classes: Sequence[str], images: Sequence[Mapping[str, Any
     return _page("gate", _recorded("gate", "Gate explorer", _gate_record(classes, images)))
 
 
+def alpha_explorer(
+    rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequence[int]
+) -> ipywidgets.VBox:
+    """How much every client uses of every branch (pFedMB), several runs side by side: a slider over the rounds, and the layer.
+
+    Takes what `alpha_explorer_page` takes, and raises the same errors.
+    """
+    record = _alpha_record(rounds, alphas, groups)
+    last, slide = len(record["rounds"]) - 1, _wide(9) | {"continuous_update": False}
+    moments = [(str(number), at) for at, number in enumerate(record["rounds"])]
+    layers = [(name, at) for at, name in enumerate(record["layers"])]
+    controls: dict[str, Any] = {
+        "at": ipywidgets.SelectionSlider(options=moments, value=last, description="round", **slide),
+        "layer": ipywidgets.Dropdown(
+            options=layers, description="layer", disabled=len(layers) < 2, **_wide(9)
+        ),
+    }
+
+    def show(at: int, layer: int) -> str:
+        weights = {
+            run["name"]: np.array(run["weights"][at])[:, layer] for run in record["runs"]
+        }  # [N, B] each
+        said = []
+        for name, own in weights.items():
+            values = zip(record["measures"], _specialised(own, record["groups"]), strict=True)
+            said.append(
+                f"{escape(name)}: "
+                + ", ".join(f"{words} <b>{_fixed(value, 2)}</b>" for (words, _), value in values)
+            )
+        where = f", {record['layers'][layer]}" if len(layers) > 1 else ""
+        shades = [run["colour"] for run in record["runs"]]
+        figure = plot_alpha(weights, groups=record["groups"], colours=shades)
+        return _shown(f"round {record['rounds'][at]}{where}. {'. '.join(said)}", figure)
+
+    return _live(controls, show)
+
+
+def alpha_explorer_page(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequence[int]) -> str:
+    """How much every client uses of every branch (pFedMB), as one piece of HTML that computes in the page.
+
+    Args:
+        rounds: the recorded rounds [R].
+        alphas: name of a method or arm -> weights [R, clients, branches], or [R, clients, layers, branches].
+        groups: the true group of every client, by which they are sorted and compared.
+
+    Raises:
+        InputError: there is no run, the shapes do not fit each other, or some weights are no mixture.
+    """
+    return _page("alpha", _recorded("alpha", "Alpha explorer", _alpha_record(rounds, alphas, groups)))
+
+
+def comparison_explorer(record: Mapping[str, Any]) -> ipywidgets.VBox:
+    """Methods side by side from the runs of the ledger: curves, clients in pairs, and ranks.
+
+    Takes what `comparison_explorer_page` takes, and raises the same errors.
+    """
+    known = _comparison_record(record)
+    entries, wide = known["experiments"], _wide(7)
+    titles = [(entry["title"], at) for at, entry in enumerate(entries)]
+    views = [(words, kind) for kind, words in known["views"]]
+    summaries = [(words, summary) for summary, words in known["summaries"].items()]
+    controls: dict[str, Any] = {
+        "at": ipywidgets.Dropdown(options=titles, description="experiment", **wide),
+        "kind": ipywidgets.Dropdown(options=views, description="view", **wide),
+        "metric": ipywidgets.Dropdown(description="accuracy on", **wide),
+        "summary": ipywidgets.Dropdown(options=summaries, description="summary", **wide),
+        "a": ipywidgets.Dropdown(description="A, across", **wide),
+        "b": ipywidgets.Dropdown(description="B, up", **wide),
+        "methods": ipywidgets.SelectMultiple(description="methods", rows=8, **wide),
+    }
+
+    def begin(_: object = None) -> None:
+        entry = entries[controls["at"].value]
+        names = [(method["name"], method["key"]) for method in entry["methods"]]
+        controls["metric"].options = [(known["metrics"][metric], metric) for metric in entry["metrics"]]
+        controls["metric"].value = entry["metrics"][0]
+        for side in ("a", "b"):
+            controls[side].options = names
+            controls[side].value = entry[side]
+        controls["methods"].options = names
+        controls["methods"].value = [method["key"] for method in entry["methods"] if method["start"]]
+
+    def show(at: int, metric: str | None, methods: Sequence[str], **chosen: Any) -> str:
+        entry, kind = entries[at], chosen["kind"]
+        for name, kinds in {
+            "summary": "curves",
+            "a": "pairs",
+            "b": "pairs",
+            "methods": "curves ranks",
+        }.items():
+            controls[name].disabled = kind not in kinds
+        keys = {method["key"] for method in entry["methods"]}
+        if (
+            metric is None
+            or metric not in entry["metrics"]
+            or not {chosen["a"], chosen["b"], *methods} <= keys
+        ):
+            return ""  # the controls are on their way to another experiment
+        words, figure = _compared(known, entry, metric=metric, methods=methods, **chosen)
+        return _shown(words, figure) if figure else f"<p>{words}</p>"
+
+    begin()
+    controls["at"].observe(begin, names="value")
+    return _live(controls, show)
+
+
+def comparison_explorer_page(record: Mapping[str, Any]) -> str:
+    """Methods side by side from the runs of the ledger, as one piece of HTML that computes in the page.
+
+    Args:
+        record: what `pfl_lite.experiments.comparison.record` gives.
+
+    Raises:
+        InputError: the record holds no experiment.
+    """
+    return _page("comparison", _recorded("comparison", "Comparison explorer", _comparison_record(record)))
+
+
+def _comparison_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A comparison's record with what both explorers show besides: names, colours, dashes, and what is chosen at first."""
+    if not record["experiments"]:
+        raise InputError("a comparison needs an experiment with at least two complete runs")
+    entries = []
+    for entry in record["experiments"]:
+        means = comparison.curves(entry, "scored").groupby("arm")["value"].last()
+        first = means.sort_values(ascending=False).index[:_LINES]
+        shades: list[str] = []
+        methods = []
+        for method in entry["methods"]:
+            shade = colour(method["key"], method["method"])
+            known = {"name": label(method["label"]), "colour": shade, "dash": shades.count(shade)}
+            methods.append(method | known | {"start": method["key"] in first})
+            shades.append(shade)
+        keys = [method["key"] for method in methods]
+        entries.append(
+            entry | {"methods": methods, "a": "fedavg" if "fedavg" in keys[:-1] else keys[0], "b": keys[-1]}
+        )
+    return {**record, "views": list(_VIEWS.items()), "experiments": entries}
+
+
+def _compared(
+    record: Mapping[str, Any], entry: Mapping[str, Any], *, kind: str, metric: str, summary: str,
+    methods: Sequence[str], a: str, b: str,
+) -> tuple[str, Figure | None]:  # fmt: skip
+    """The words and the picture of one view; no picture where there is nothing to compare."""
+    names = {method["key"]: method["name"] for method in entry["methods"]}
+    shades = {method["key"]: method["colour"] for method in entry["methods"]}
+    chosen = [a, b] if kind == "pairs" else [key for key in names if key in methods]
+    frame = comparison.curves(entry, metric, summary, chosen)
+    there = set(frame["arm"])
+    without = ", ".join(names[key] for key in names if key in chosen and key not in there)
+    lacking = f"; not kept by {without}" if without else ""
+    head = f"{entry['title']}; {record['metrics'][metric]}"
+    if kind == "curves":
+        if not there:
+            return escape(f"{head}: choose a method that has it{lacking}"), None
+        runs = frame.groupby("arm")["seed"].transform("nunique")
+        frame = frame[
+            frame.groupby(["arm", "round"])["seed"].transform("size") == runs
+        ]  # rounds of all seeds
+        ends = frame[frame["round"] == frame.groupby("arm")["round"].transform("max")]
+        last = ends.groupby("arm", sort=False)["value"].mean()
+        last = last.sort_values(ascending=False, kind="stable")
+        said = ", ".join(f"{names[key]} {_fixed(value, 1)}" for key, value in last.items())
+        words = f"{head}, {record['summaries'][summary]}, after the last round: {said}{lacking}"
+        return escape(words), plot_curves(
+            frame, percent=False, ylabel="test accuracy (%)", colours=shades, names=names
+        )
+    table = comparison.paired(entry, metric, chosen)
+    if not len(table) or (kind == "pairs" and len(there) < 2):
+        wanted = "two methods" if kind == "pairs" else "methods"
+        return escape(f"{head}: choose {wanted} with a common seed{lacking}"), None
+    seeds = table.index.get_level_values("seed").nunique()
+    counted = f"{_plural(len(table), 'client')} of {_plural(seeds, 'seed')}"
+    if kind == "ranks":
+        found = comparison.ranks(table)
+        said = ", ".join(
+            f"{names[key]} {_fixed(rank, 2)} ({_fixed(mean, 1)}, {_fixed(worst, 1)})"
+            for key, rank, mean, worst in found.itertuples()
+        )
+        words = f"{head}; {counted}; mean rank (mean, worst tenth): {said}{lacking}"
+        return escape(words), plot_ranks(found, colours=shades, names=names)
+    difference = (table[b] - table[a]).round(2)
+    above, below, equal = (
+        f"{_rounded(100 * holds.mean()):.0f} %" for holds in (difference > 0, difference < 0, difference == 0)
+    )
+    points = difference.mean()
+    words = (
+        f"{head}; {counted}: {names[b]} is above {names[a]} for {above}, below for {below}, equal for {equal}; "
+        f"mean difference {'-' if points < 0 else '+'}{_fixed(abs(points), 2)} points"
+    )
+    axes = [f"{side}: {names[key]} (%)" for side, key in (("A", a), ("B", b))]
+    return escape(words), plot_pairs(table[a], table[b], names=axes, colour=shades[b])
+
+
+def _plural(number: int, word: str) -> str:
+    """A number of things: `1 seed`, `3 seeds`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _alpha_record(
+    rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequence[int]
+) -> dict[str, Any]:
+    """What both alpha explorers show: weights in few digits, and the words around what is measured."""
+    if not alphas or not len(rounds):
+        raise InputError("an alpha explorer needs at least one run and one round")
+    weights = {name: np.asarray(each, dtype=float) for name, each in alphas.items()}
+    weights = {name: each[:, :, None] if each.ndim == 3 else each for name, each in weights.items()}
+    shape = next(iter(weights.values())).shape  # [R, N, L, B]
+    for name, each in weights.items():
+        if each.ndim != 4 or each.shape[:2] != (len(rounds), len(groups)) or 0 in each.shape:
+            raise InputError(
+                f"the weights of {name} must be [{len(rounds)} rounds, {len(groups)} clients, branches], "
+                "or with layers before the branches"
+            )
+        if each.shape != shape:
+            raise InputError(f"the weights of {name} have another number of layers or branches")
+        # runs of the ledger keep four digits
+        if not (each >= 0).all() or not np.allclose(each.sum(-1), 1, atol=0.01):
+            raise InputError(f"the weights of {name} must be zero or more and sum to 1 over the branches")
+    return {
+        "groups": [int(group) for group in groups],
+        "rounds": [int(number) for number in rounds],
+        "layers": [f"layer {number + 1}" for number in range(shape[2])],
+        "runs": [
+            {"name": label(name), "colour": colour(name), "weights": each.round(4).tolist()}
+            for name, each in weights.items()
+        ],
+        "measures": [
+            ("distance, two groups", "mean over two clients of different groups; 0: one mixture, 1: no common branch"),
+            ("distance, one group", "mean over two clients of the same group"),
+            ("branches in use", f"by a client, of {shape[3]}: e to the entropy of its weights"),
+        ],
+        "about": "One row a client, sorted by group; one column a branch; a bar is the client's weight of the branch, 0 to 1.",
+    }  # fmt: skip
+
+
+def _specialised(weights: np.ndarray, groups: Sequence[int]) -> list[float]:
+    """Of weights [clients, branches]: mean total variation distances of two clients of different groups and of one group, and
+    the mean number of branches in use (NaN where there are no such two clients).
+    """
+    distances = 0.5 * np.abs(weights[:, None] - weights).sum(-1)  # [N, N]
+    known = np.asarray(groups)
+    same, pairs = known[:, None] == known, np.triu(np.ones(distances.shape, dtype=bool), 1)
+    kinds = [distances[pairs & kind] for kind in (~same, same)]
+    return [
+        *(float(kind.mean()) if kind.size else math.nan for kind in kinds),
+        float(np.exp(entr(weights).sum(1)).mean()),
+    ]
+
+
+def _fixed(value: float, digits: int) -> str:
+    """A number with so many digits after the point, as the pages write it: what adding up in another order changes is cut off,
+    then a half goes away from zero.
+    """
+    if math.isnan(value):
+        return "-"
+    return str(Decimal(round(float(value), 9)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
 def _routing_record(
     blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, groups: Sequence[int]
 ) -> dict[str, Any]:
@@ -338,9 +615,10 @@ def _recorded(kind: str, title: str, record: Mapping[str, Any]) -> str:
 
 
 def _page(kind: str, element: str) -> str:
-    """An element with the explorers' one style and its own script."""
+    """An element with the explorers' one style, what it needs besides, and its own script."""
     folder = resources.files("pfl_lite") / "static"
-    style = (folder / "explorer.css").read_text(encoding="utf-8")
+    sheets = ["explorer", *_MORE_STYLE.get(kind, ())]
+    style = "".join((folder / f"{sheet}.css").read_text(encoding="utf-8") for sheet in sheets)
     script = (folder / f"{kind}_explorer.js").read_text(encoding="utf-8")
     return f"{element}\n<style>\n{style}</style>\n<script>\n{script}</script>\n"
 

@@ -369,3 +369,68 @@ def test_an_animation_names_its_frames_and_closes_its_figure() -> None:
 def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...], alt: str) -> None:
     with pytest.raises(InputError, match="at least one frame and an alt text"):
         plots.animate(plt.figure(), lambda t: None, frames, alt=alt)
+
+
+def test_branch_weights_are_bars_in_rows_of_groups() -> None:
+    weights = {
+        "eq. 5": np.array([[0.2, 0.8], [1.0, 0.0], [0.4, 0.6]]),
+        "eq. 6": np.array([[0.5, 0.5], [0.3, 0.7], [0.0, 1.0]]),
+    }
+    figure = plots.plot_alpha(weights, groups=[1, 0, 1], colours=["#112233", "#445566"])
+    assert drawn(figure)
+    for ax, (name, own) in zip(figure.axes, weights.items(), strict=True):
+        assert ax.get_title(loc="left") == name
+        assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["1", "0", "2"]
+        first, second = ([bar.get_width() / 0.9 for bar in bars] for bars in ax.containers)
+        assert np.allclose([first, second], own[[1, 0, 2]].T)
+    assert to_rgb("#445566") == figure.axes[1].containers[0][0].get_facecolor()[:3]
+    rows = [bar.get_y() for bar in figure.axes[0].containers[0]]
+    assert np.diff(rows) == pytest.approx([1.5, 1]), "a gap between the groups, none inside one"
+
+
+def test_branch_weights_of_other_shapes_are_refused() -> None:
+    for weights in ({}, {"a": np.ones(3)}, {"a": np.ones((2, 3)), "b": np.ones((2, 4))}):
+        with pytest.raises(InputError, match="runs with the same"):
+            plots.plot_alpha(weights)
+
+
+def test_pairs_are_dots_around_the_diagonal() -> None:
+    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"], colour="#112233")
+    assert drawn(figure)
+    (axes,) = figure.axes
+    assert axes.collections[0].get_offsets().tolist() == [[50, 55], [60, 60], [70, 90]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("A: x", "B: y")
+    assert axes.get_xlim() == axes.get_ylim()
+    assert list(axes.lines[0].get_xdata()) == list(axes.lines[0].get_ydata())
+    with pytest.raises(InputError, match="one accuracy of each method a client"):
+        plots.plot_pairs([1, 2], [1], names=["A", "B"])
+
+
+def test_ranks_are_bars_with_their_numbers() -> None:
+    table = pd.DataFrame(
+        {"rank": [1.25, 2], "mean": [80, 70.0], "worst tenth": [60, 50.0]}, index=["b5", "local"]
+    )
+    figure = plots.plot_ranks(table, colours={"b5": "#112233"}, names={"b5": "B = 5"})
+    assert drawn(figure)
+    (axes,) = figure.axes
+    bars = axes.containers[0]
+    assert [bar.get_width() for bar in bars] == [1.25, 2] and bars[0].get_facecolor()[:3] == to_rgb("#112233")
+    assert bars[1].get_facecolor()[:3] == to_rgb(plots.METHOD_COLOURS["local"])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["B = 5", "Local"]
+    assert axes.texts[0].get_text().strip() == "1.25 (mean 80.0, worst tenth 60.0)"
+    with pytest.raises(InputError, match="at least one method"):
+        plots.plot_ranks(table[:0])
+
+
+def test_curves_take_other_names_and_colours() -> None:
+    figure = plots.plot_curves(
+        runs(), quantity="tuned", colours={"local": "#112233"}, names={"local": "Alone"}
+    )
+    lines = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert lines["Alone"] == "#112233" and lines["pFedMB"] == plots.METHOD_COLOURS["pfedmb"]
+
+
+def test_an_arm_with_a_name_of_its_own_has_its_methods_colour() -> None:
+    assert plots.colour("b5", "pfedmb") == plots.METHOD_COLOURS["pfedmb"]
+    assert plots.colour("pfedmb-plain", "pfedmb") == plots.METHOD_COLOURS["pfedmb_plain"]
+    assert plots.colour("b5") == "#000000"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -21,8 +22,11 @@ import pfl_lite
 from pfl_lite import widgets
 from pfl_lite.data.partition import apportion, heterogeneity
 from pfl_lite.errors import InputError
+from pfl_lite.experiments import comparison
+from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.models.modular import in_use
-from pfl_lite.plots import EXPERT_COLOURS
+from pfl_lite.plots import EXPERT_COLOURS, METHOD_COLOURS
+from tests.test_claims_of_tables import make_run
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
 NODE = shutil.which("node")
@@ -399,14 +403,12 @@ def test_both_gate_explorers_say_the_same() -> None:
             assert "<D>" not in page["svg"] and page["svg"].count("<rect") == 3 * 4
 
 
-@pytest.mark.parametrize("name", ["routing", "gate"])
+@pytest.mark.parametrize("name", ["routing", "gate", "alpha"])
 def test_both_explorers_have_the_same_controls(name: str) -> None:
     script = SCRIPT.with_name(f"{name}_explorer.js").read_text(encoding="utf-8")
-    box = (
-        widgets.routing_explorer(*POOL)
-        if name == "routing"
-        else widgets.gate_explorer(["A", "B", "C"], [IMAGE])
-    )
+    assert len(script.splitlines()) < 200
+    shown: tuple[Any, ...] = {"routing": POOL, "gate": (["A", "B", "C"], [IMAGE]), "alpha": MIXTURES}[name]
+    box = getattr(widgets, f"{name}_explorer")(*shown)
     assert len(controls_of(box)) == len(re.findall(r"<label", script))
     for description in controls_of(box):
         assert f"<span>{description}" in script
@@ -417,6 +419,275 @@ def test_colours_of_the_gate_are_those_of_its_picture() -> None:
     general, personal, _ = (shade.lower() for shade in EXPERT_COLOURS.values())
     assert f"--dot: {general}" in style and "rect.global { fill: var(--dot); }" in style
     assert f"rect.personal {{ fill: {personal}; }}" in style
+
+
+ALPHA = SCRIPT.with_name("alpha_explorer.js")
+# Round 3: clients 0 and 2 are one group and wholly apart; client 1 shares half with each of them.
+MIXTURES: tuple[Any, ...] = (
+    [0, 3],
+    {
+        "pfedmb": [[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]], [[1, 0], [0.5, 0.5], [0, 1]]],
+        "pfedmb_plain": [[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]], [[1, 0], [0, 1], [1, 0]]],
+    },
+    [4, 2, 4],
+)
+
+
+@needs_node
+def test_specialisation_in_the_page_is_numpys() -> None:
+    rng = np.random.default_rng(8)
+    weights, groups = rng.dirichlet(np.full(4, 0.3), size=7), rng.integers(0, 3, 7)
+    weights[0] = [0, 1, 0, 0]  # a weight of zero adds nothing to an entropy
+    found = javascript(
+        "e.measures(v.weights, v.groups)", script=ALPHA, weights=weights.tolist(), groups=groups.tolist()
+    )
+    apart, together, used = [], [], []
+    for i in range(7):
+        positive = weights[i][weights[i] > 0]
+        used.append(np.prod(positive**-positive))
+        for j in range(i):
+            kind = together if groups[i] == groups[j] else apart
+            kind.append(np.maximum(weights[i] - weights[j], 0).sum())
+    assert found == pytest.approx([np.mean(apart), np.mean(together), np.mean(used)])
+    assert widgets._specialised(weights, groups) == pytest.approx(found)
+
+
+def test_the_live_weights_by_hand() -> None:
+    box = widgets.alpha_explorer(*MIXTURES)
+    assert controls_of(box)["layer"].disabled
+    words, last = told(box)
+    assert words == (
+        "round 3. pFedMB: distance, two groups 0.50, distance, one group 1.00, branches in use 1.33. "
+        "pFedMB, eq. 6: distance, two groups 1.00, distance, one group 0.00, branches in use 1.00"
+    )
+    controls_of(box)["round"].value = 0
+    words, first = told(box)
+    assert words.startswith(
+        "round 0. pFedMB: distance, two groups 0.00, distance, one group 0.00, branches in use 2.00"
+    )
+    assert first != last
+
+
+@needs_node
+def test_both_alpha_explorers_say_the_same() -> None:
+    rng = np.random.default_rng(9)
+    runs = {name: rng.dirichlet(np.ones(3), size=(2, 6, 4)) for name in ("pfedmb", "<b>")}  # four layers
+    exhibit: tuple[Any, ...] = [1, 5], runs, [0, 0, 1, 1, 2, 2]
+    box, page = widgets.alpha_explorer(*exhibit), widgets.alpha_explorer_page(*exhibit)
+    record = recorded(page)
+    assert record["layers"] == ["layer 1", "layer 2", "layer 3", "layer 4"]
+    assert np.allclose(record["runs"][0]["weights"], runs["pfedmb"], atol=5e-5)
+    for at in (0, 1):
+        for layer in (0, 3):
+            controls_of(box)["round"].index, controls_of(box)["layer"].index = at, layer
+            settings = {"at": at, "layer": layer, "width": 600}
+            shows = javascript("e.view(v.record, v.settings)", script=ALPHA, record=record, settings=settings)
+            assert told(box)[0] == shows["sentence"]
+            assert f", layer {layer + 1}. pFedMB: " in shows["sentence"] and "<b>" not in shows["svg"]
+            assert shows["svg"].count('class="track"') == 2 * 6 * 3
+
+
+@needs_node
+def test_bars_of_the_page_are_as_long_as_the_weights() -> None:
+    record = recorded(widgets.alpha_explorer_page(*MIXTURES))
+    svg = javascript("e.view(v.record, {at: 1, layer: 0, width: 500}).svg", script=ALPHA, record=record)
+    wide = r'[^>]*? width="([\d.]+)"[^>]*/>'
+    found = re.findall(
+        rf'<title>([^<]*)</title><rect class="track"{wide}<rect style="fill:(#\w+)"{wide}', svg
+    )
+    drawn = {title: (float(bar) / float(track), shade) for title, track, shade, bar in found}
+    assert drawn["pFedMB, client 1, branch 0: 0.50"] == (0.5, METHOD_COLOURS["pfedmb"])
+    assert drawn["pFedMB, eq. 6, client 0, branch 0: 1.00"] == (1, METHOD_COLOURS["pfedmb_plain"])
+    assert drawn["pFedMB, eq. 6, client 0, branch 1: 0.00"][0] == 0 and len(drawn) == 12
+
+
+ALPHA_EXPLORERS = [widgets.alpha_explorer, widgets.alpha_explorer_page]
+
+
+@pytest.mark.parametrize("explorer", ALPHA_EXPLORERS)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "at least one run and one round"),
+        ({"a": np.full((2, 4, 2), 0.5)}, r"the weights of a must be \[2 rounds, 3 clients, branches\]"),
+        ({"a": np.full((2, 3, 2), 0.5), "b": np.full((2, 3, 4), 0.25)}, "b have another number of layers or branches"),
+        ({"a": np.full((2, 3, 2), 0.4)}, "a must be zero or more and sum to 1"),
+        ({"a": np.full((2, 3, 2), np.nan)}, "a must be zero or more and sum to 1"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_no_mixtures_are_refused(explorer: Any, change: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        explorer([0, 1], change, [0, 0, 1])
+
+
+COMPARISON = SCRIPT.with_name("comparison_explorer.js")
+ODD = "pfedmb-table2-random2-15"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """Three methods and three seeds with other clients each, some without test images, ties, and a seed that one method lacks;
+    two runs of one method, which has no rival; and a method that tunes.
+    """
+    ledger, rng = Ledger(tmp_path_factory.mktemp("ledger")), np.random.default_rng(12)
+    for seed, clients in enumerate((12, 7, 15)):
+        nobody = rng.random(clients) < 0.2
+        for arm in ("local", "fedavg", "pfedmb"):
+            scores = rng.integers(0, 40, (3, clients)) / 41  # 0, 2 and 5 rounds
+            lists = [
+                [None if gone else one for one, gone in zip(own, nobody, strict=True)]
+                for own in scores.tolist()
+            ]
+            kept = [{"personal": own} | ({"tuned": own[::-1]} if arm == "pfedmb" else {}) for own in lists]
+            run = make_run(ODD, arm, 50, seed, clients)
+            run["rounds"] = [
+                {"round": t, "clients": [], "per_client": each}
+                for t, each in zip((0, 2, 5), kept, strict=True)
+            ]
+            last = kept[-1]
+            run["final"] |= {"test_accuracy": last.get("tuned", last["personal"])}
+            run["final"].pop("local_test_clients")
+            if arm == "pfedmb":
+                run["final_before_ft"] = {"test_accuracy": last["personal"]}
+            else:
+                run["final"].pop("global_test_clients")
+            if (arm, seed) != ("local", 1):
+                ledger.write(run)
+    for seed in (0, 1):
+        ledger.write(make_run("pfedmb-fig5", "b5", 50, seed))
+    return ledger
+
+
+def shown(record: Any, **settings: Any) -> Any:
+    start = {
+        "at": 0,
+        "kind": "curves",
+        "metric": "scored",
+        "summary": "mean",
+        "width": 600,
+        "a": "fedavg",
+        "b": "pfedmb",
+    }
+    settings = start | {"methods": ["local", "fedavg", "pfedmb"]} | settings
+    return javascript("e.view(v.record, v.settings)", script=COMPARISON, record=record, settings=settings)
+
+
+def tidy(ledger: Ledger) -> pd.DataFrame:
+    """The last accuracies straight from the ledger: seed and client down, methods across, in percent."""
+    frame = ledger.frame(ODD)
+    frame = frame[frame["quantity"] == "test_accuracy"]
+    return 100 * frame.pivot(index=["seed", "client"], columns="arm", values="value")
+
+
+@needs_node
+def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
+    record = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
+    frame = runs.frame(ODD)
+    for metric, quantity in (("personal", "personal"), ("scored", "tuned")):
+        own = frame[(frame["quantity"] == quantity) & (frame["arm"] == "pfedmb")]
+        per_seed = own.groupby(["round", "seed"])["value"]
+        for summary, each in (
+            ("mean", per_seed.mean()),
+            ("worst_tenth", per_seed.apply(lambda x: x.nsmallest(-(-x.count() // 10)).mean())),
+        ):
+            wanted = 100 * each.groupby("round").agg(["mean", "min", "max"])
+            (line,) = [
+                one
+                for one in shown(record, metric=metric, summary=summary)["lines"]
+                if one["method"]["key"] == "pfedmb"
+            ]
+            assert line["at"] == [0, 2, 5] and line["seeds"] == 3
+            found = np.array([line["value"], line["low"], line["high"]]).T
+            assert np.allclose(found, wanted, atol=0.00501)
+
+
+@needs_node
+def test_pairs_and_ranks_of_the_page_are_pandas(runs: Ledger) -> None:
+    record = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
+    table = tidy(runs)
+    both = table[["fedavg", "pfedmb"]].dropna()
+    assert 0 < len(both) < len(table) and both.index.get_level_values("seed").nunique() == 3
+    found = shown(record, kind="pairs")
+    difference = both["pfedmb"] - both["fedavg"]
+    assert found["found"] == pytest.approx(
+        {"above": (difference > 0.001).mean(), "below": (difference < -0.001).mean(),
+         "equal": (difference.abs() < 0.001).mean(), "difference": difference.mean()}, abs=0.006
+    )  # fmt: skip
+    assert found["svg"].count("<circle") == len(both)
+    other = shown(record, kind="pairs", a="pfedmb", b="fedavg")["found"]
+    assert other["above"] == found["found"]["below"] and other["difference"] == -found["found"]["difference"]
+
+    every = table.dropna()
+    assert every.index.get_level_values("seed").unique().tolist() == [0, 2]
+    wanted = every.round(6).rank(axis=1, ascending=False).mean()
+    for one in shown(record, kind="ranks")["found"]:
+        own = every[one["method"]["key"]]
+        worst = own.groupby("seed").apply(lambda x: x.nsmallest(-(-len(x) // 10)).mean()).mean()
+        assert one["rank"] == pytest.approx(wanted[one["method"]["key"]])
+        assert (one["mean"], one["worst"]) == pytest.approx((own.mean(), worst), abs=0.006)
+
+
+@needs_node
+@pytest.mark.parametrize("kind", ["curves", "pairs", "ranks"])
+def test_both_comparison_explorers_say_the_same(runs: Ledger, kind: str) -> None:
+    page = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
+    box = widgets.comparison_explorer(comparison.record(runs))
+    controls = controls_of(box)
+    controls["view"].value = kind
+    assert controls["methods"].disabled == (kind == "pairs") != controls["A, across"].disabled
+    for metric in ("scored", "personal"):
+        controls["accuracy on"].value = metric
+        for summary in ("mean", "worst_tenth") if kind == "curves" else ("mean",):
+            controls["summary"].value = summary
+            assert told(box)[0] == shown(page, kind=kind, metric=metric, summary=summary)["sentence"]
+    controls["summary"].value, controls["accuracy on"].value = "mean", "global_test"  # one method kept it
+    sentence = shown(page, kind=kind, metric="global_test")["sentence"]
+    assert "; not kept by Local, FedAvg" in sentence or "; not kept by FedAvg" in sentence
+    assert unescape(box.children[-1].value.partition("<img")[0]) == f"<p>{sentence}</p>"
+
+
+def test_the_live_comparison_follows_its_experiment(runs: Ledger) -> None:
+    box = widgets.comparison_explorer(comparison.record(runs))
+    controls = controls_of(box)
+    assert [name for name, _ in controls["methods"].options] == ["Local", "FedAvg", "pFedMB"]
+    controls["experiment"].index = 1
+    assert [name for name, _ in controls["methods"].options] == ["B = 5"]
+    assert "B = 5" in told(box)[0] and "Fig. 5" in told(box)[0]
+    controls["view"].value = "pairs"
+    assert "choose two methods with a common seed" in box.children[-1].value
+
+
+def test_the_comparison_starts_with_the_books_colours_and_no_crowd() -> None:
+    record = widgets._comparison_record(comparison.record(Ledger(default_folder())))
+    for entry in record["experiments"]:
+        known = {method["key"]: method for method in entry["methods"]}
+        assert entry["a"] in known and entry["b"] in known
+        assert sum(method["start"] for method in known.values()) == min(len(known), 8)
+        looks = [(method["colour"], method["dash"]) for method in known.values()]
+        assert len(set(looks)) == len(looks), "two methods look alike"
+        for key, method in known.items():
+            assert method["colour"] == METHOD_COLOURS.get(key, method["colour"]) != "#000000"
+    assert record["experiments"][0]["name"] == "pfedmb-table1"
+
+
+@needs_node
+def test_ticks_are_round_and_hold_the_values() -> None:
+    for low, high in ((0, 30), (86.2, 88.0), (50, 50), (0, 1), (12.34, 97.1)):
+        found = javascript("e.ticks(v.low, v.high)", script=COMPARISON, low=low, high=high)
+        assert found[0] <= low and found[-1] >= high and 2 <= len(found) <= 8
+        assert len({round(b - a, 6) for a, b in pairwise(found)}) == 1
+
+
+@pytest.mark.parametrize("explorer", [widgets.comparison_explorer, widgets.comparison_explorer_page])
+def test_a_comparison_of_nothing_is_refused(explorer: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least two complete runs"):
+        explorer(comparison.record(Ledger(tmp_path)))
+
+
+def test_the_comparisons_controls_have_the_same_names(runs: Ledger) -> None:
+    script = COMPARISON.read_text(encoding="utf-8")
+    for description in controls_of(widgets.comparison_explorer(comparison.record(runs))):
+        assert f'"{description}"' in script or f"<legend>{description}</legend>" in script
 
 
 ROUTING_EXPLORERS = [widgets.routing_explorer, widgets.routing_explorer_page]
