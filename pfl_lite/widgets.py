@@ -280,8 +280,8 @@ def comparison_explorer(record: Mapping[str, Any]) -> ipywidgets.VBox:
     summaries = [(words, summary) for summary, words in known["summaries"].items()]
     controls: dict[str, Any] = {
         "at": ipywidgets.Dropdown(options=titles, description="experiment", **wide),
-        "kind": ipywidgets.Dropdown(options=views, description="view", **wide),
         "metric": ipywidgets.Dropdown(description="accuracy on", **wide),
+        "kind": ipywidgets.Dropdown(options=views, description="view", **wide),
         "summary": ipywidgets.Dropdown(options=summaries, description="summary", **wide),
         "a": ipywidgets.Dropdown(description="A, across", **wide),
         "b": ipywidgets.Dropdown(description="B, up", **wide),
@@ -382,8 +382,10 @@ def _compared(
         last = last.sort_values(ascending=False, kind="stable")
         said = ", ".join(f"{names[key]} {_fixed(value, 1)}" for key, value in last.items())
         words = f"{head}, {record['summaries'][summary]}, after the last round: {said}{lacking}"
+        # as in the page: before round 1 nobody has trained, and the lines would lie close together above it
+        later = frame[(frame["round"] > 0) | (frame.groupby("arm")["round"].transform("nunique") == 1)]
         return escape(words), plot_curves(
-            frame, percent=False, ylabel="test accuracy (%)", colours=shades, names=names
+            later, percent=False, ylabel="test accuracy (%)", colours=shades, names=names
         )
     table = comparison.paired(entry, metric, chosen)
     if not len(table) or (kind == "pairs" and len(there) < 2):

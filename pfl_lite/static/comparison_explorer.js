@@ -78,7 +78,7 @@
 
   // An empty plot with its axes, and where a point lies in it.
   function axes(width, height, across, up, names) {
-    const [left, right, top, bottom] = [46, width - 10, 12, height - 40];
+    const [left, right, top, bottom] = [46, width - 16, 12, height - 40];
     const x = (value) => left + ((right - left) * (value - across[0])) / (across.at(-1) - across[0] || 1);
     const y = (value) => bottom - ((bottom - top) * (value - up[0])) / (up.at(-1) - up[0] || 1);
     const parts = [...up.map((value) => `<line x1="${left}" x2="${right}" y1="${y(value)}" y2="${y(value)}"/>` +
@@ -93,7 +93,13 @@
   const drawing = (width, height, words, parts) => `<svg role="img" width="${width}" height="${height}" ` +
     `viewBox="0 0 ${width} ${height}" aria-label="${safe(words)}">${parts.join("")}</svg>`;
 
-  function drawCurves(lines, width, words) {
+  // Where there is more to see, without round 0: nobody has trained yet, and the lines would lie close together above it.
+  function drawCurves(every, width, words) {
+    const lines = every.map((line) => {
+      const from = line.at.length > 1 && line.at[0] === 0 ? 1 : 0;
+      const cut = (values) => values.slice(from);
+      return { ...line, at: cut(line.at), value: cut(line.value), low: cut(line.low), high: cut(line.high) };
+    });
     const all = lines.flatMap(({ low, high }) => [...low, ...high]).filter((value) => !Number.isNaN(value));
     const last = Math.max(...lines.flatMap(({ at }) => at), 1);
     const { x, y, parts } = axes(width, Math.min(0.62 * width, 400) + 40, ticks(0, last),
@@ -121,21 +127,23 @@
     return drawing(size, size, words, parts);
   }
 
-  // From the record and the settings {at, kind, metric, summary, methods, a, b, width} to {table, svg, sentence}.
+  // From the record and the settings {at, kind, metric, summary, methods, a, b, width} to {table, svg, sentence, remark}; the
+  // sentence is for who cannot see the table, the remark is what the table does not say.
   function view(record, { at, kind, metric, summary, methods, a, b, width }) {
     const entry = record.experiments[at];
     const head = `${entry.title}; ${record.metrics[metric]}`;
     const chosen = kind === "pairs" ? [a, b] : methods;
     const without = entry.methods.filter(({ key }) => chosen.includes(key) && !kept(entry, metric, [key]).length);
     const lacking = without.length ? `; not kept by ${without.map(({ name }) => name).join(", ")}` : "";
-    const nothing = (words) => ({ table: null, svg: "", sentence: `${head}: ${words}${lacking}` });
+    const nothing = (words) => ({ table: null, svg: "", sentence: `${head}: ${words}${lacking}`, remark: `${words}${lacking}` });
     if (kind === "curves") {
       const lines = curves(entry, metric, summary, methods).sort((p, q) => q.value.at(-1) - p.value.at(-1));
       if (!lines.length) return nothing("choose a method that has it");
       const said = lines.map(({ method, value }) => `${method.name} ${show(value.at(-1))}`).join(", ");
       const sentence = `${head}, ${record.summaries[summary]}, after the last round: ${said}${lacking}`;
       const body = lines.map(({ method, value, at: rounds, seeds }) => [method, show(value.at(-1)), rounds.at(-1), seeds]);
-      return { lines, table: { head: ["last round (%)", "round", "seeds"], body }, svg: drawCurves(lines, width, sentence), sentence };
+      return { lines, table: { head: ["last round (%)", "round", "seeds"], body }, svg: drawCurves(lines, width, sentence), sentence,
+        remark: lacking.slice(2) };
     }
     const pairs = paired(entry, metric, kind === "pairs" && a !== b ? [a, b] : kind === "pairs" ? [] : methods);
     if (!pairs.rows.length) return nothing(kind === "pairs" ? "choose two methods with a common seed" : "choose methods with a common seed");
@@ -145,7 +153,8 @@
       const said = found.map(({ method, rank, mean: own, worst }) => `${method.name} ${show(rank, 2)} (${show(own)}, ${show(worst)})`);
       const body = found.map(({ method, rank, mean: own, worst }) => [method, show(rank, 2), show(own), show(worst)]);
       return { found, table: { head: ["mean rank", "mean (%)", "worst tenth (%)"], body, bars: found.map(({ rank }) => rank / found.length) },
-        svg: "", sentence: `${head}; ${counted}; mean rank (mean, worst tenth): ${said.join(", ")}${lacking}` };
+        svg: "", sentence: `${head}; ${counted}; mean rank (mean, worst tenth): ${said.join(", ")}${lacking}`,
+        remark: `${counted}${lacking}` };
     }
     if (pairs.methods.length < 2) return nothing("choose two methods with a common seed");
     if (pairs.methods[0].key !== a) { // the record's order, not the reader's
@@ -157,9 +166,7 @@
     const points = `${found.difference < 0 ? "" : "+"}${show(found.difference, 2)}`;
     const sentence = `${head}; ${counted}: ${pairs.methods[1].name} is above ${pairs.methods[0].name} for ${percent(found.above)}, ` +
       `below for ${percent(found.below)}, equal for ${percent(found.equal)}; mean difference ${points} points`;
-    const body = [[pairs.methods[1], percent(found.above), percent(found.below), percent(found.equal), points]];
-    return { found, table: { head: ["above the diagonal", "below", "on it", "mean difference"], body },
-      svg: drawPairs(pairs, width, sentence), sentence };
+    return { found, table: null, svg: drawPairs(pairs, width, sentence), sentence, remark: sentence.slice(head.length + 2) };
   }
 
   const swatch = ({ colour, dash }) => '<svg class="swatch" aria-hidden="true" width="26" height="10"><polyline points="1,5 25,5" ' +
@@ -171,10 +178,10 @@
     const options = (pairs) => pairs.map(([value, name]) => `<option value="${safe(String(value))}">${safe(name)}</option>`).join("");
     const select = (name, words, pairs) => `<label data-row="${name}"><span>${words}</span><select name="${name}">${options(pairs)}</select></label>`;
     root.innerHTML = `<form>${select("at", "experiment", record.experiments.map(({ title }, i) => [i, title]))}` +
-      `${select("kind", "view", record.views)}${select("metric", "accuracy on", [])}` +
+      `${select("metric", "accuracy on", [])}${select("kind", "view", record.views)}` +
       `${select("summary", "summary", Object.entries(record.summaries))}${select("a", "A, across", [])}${select("b", "B, up", [])}` +
       '<fieldset data-row="methods"><legend>methods</legend><div></div><button type="button" value="all">all</button> ' +
-      '<button type="button" value="">none</button></fieldset></form><p class="about" role="status"></p><div class="picture"></div><table></table>';
+      '<button type="button" value="">none</button></fieldset></form><p class="spoken" role="status"></p><p class="about"></p><div class="picture"></div><table></table>';
     const part = (selector) => root.querySelector(selector);
     const value = (name) => part(`[name="${name}"]`).value;
     const boxes = () => [...root.querySelectorAll('[type="checkbox"]')];
@@ -194,10 +201,11 @@
       const kind = value("kind");
       for (const [row, kinds] of Object.entries({ summary: "curves", a: "pairs", b: "pairs", methods: "curves ranks" }))
         part(`[data-row="${row}"]`).hidden = !kinds.includes(kind);
-      const { table, svg, sentence } = view(record, { at: Number(value("at")), kind, metric: value("metric"), summary: value("summary"),
+      const { table, svg, sentence, remark } = view(record, { at: Number(value("at")), kind, metric: value("metric"), summary: value("summary"),
         methods: boxes().filter(({ checked }) => checked).map((box) => box.value), a: value("a"), b: value("b"),
         width: Math.max(root.clientWidth - 24, 240) });
-      if (part(".about").textContent !== sentence) part(".about").textContent = sentence;
+      if (part(".spoken").textContent !== sentence) part(".spoken").textContent = sentence;
+      part(".about").textContent = remark;
       part(".picture").innerHTML = svg;
       const cells = (values, bar) => values.map((each, i) =>
         `<td>${bar && !i ? `<i style="width:${(60 * bar).toFixed(0)}%"></i>` : ""}${each}</td>`).join("");
