@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 # Before anything imports torch or matplotlib.
@@ -11,6 +14,8 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import pytest
+from bs4 import BeautifulSoup
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 # A slow shared machine is no reason to fail, and a failure must come back when the test is run again.
@@ -24,3 +29,36 @@ settings.load_profile("book")
 def repository() -> Path:
     """The folder of the repository."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def built(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The site, and what the build said; built once, also where several processes share the tests."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    output, said = shared / "site", shared / "site.json"
+    with FileLock(shared / "site.lock"):
+        if not said.exists():
+            command = [sys.executable, str(repository / "tools/build_site.py"), "--output", str(output)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            said.write_text(json.dumps([done.returncode, done.stdout]), encoding="utf-8")
+    code, text = json.loads(said.read_text(encoding="utf-8"))
+    return output, subprocess.CompletedProcess([], code, text)
+
+
+@pytest.fixture(scope="session")
+def site(built: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """The folder of the site."""
+    output, process = built
+    assert process.returncode == 0, process.stdout[-3000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> dict[Path, BeautifulSoup]:
+    """Every page, parsed (the theme leaves templates of its own in _static, which are no pages)."""
+    paths = [path for path in site.rglob("*.html") if "_static" not in path.relative_to(site).parts]
+    return {path: BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser") for path in paths}

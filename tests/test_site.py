@@ -24,28 +24,6 @@ LOADED |= {"link": "href", "object": "data"}
 NOT_LOADED_LINKS = {"canonical", "next", "prev", "search", "index", "genindex", "author", "license"}
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The site, built once, and what the build said."""
-    output = tmp_path_factory.mktemp("site") / "html"
-    command = [sys.executable, str(ROOT / "tools/build_site.py"), "--output", str(output)]
-    return output, subprocess.run(command, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="session")
-def site(built: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
-    output, process = built
-    assert process.returncode == 0, process.stdout[-3000:]
-    return output
-
-
-@pytest.fixture(scope="session")
-def pages(site: Path) -> dict[Path, BeautifulSoup]:
-    """Every page, parsed (the theme leaves templates of its own in _static, which are no pages)."""
-    paths = [path for path in site.rglob("*.html") if "_static" not in path.relative_to(site).parts]
-    return {path: BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser") for path in paths}
-
-
 def links(soup: BeautifulSoup) -> Iterator[str]:
     """Addresses of links, pictures, scripts and styles of a page."""
     for tag in soup.find_all(True):
