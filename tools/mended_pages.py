@@ -1,0 +1,36 @@
+"""Sphinx extension: mends what other extensions do to the pages.
+
+Jupyter Book puts Thebe's scripts on every page, twice, although Thebe is off: the second declares the constants of the
+first again, an error in the browser. And sphinx-exercise tells Sphinx how the page of the whole book shows an exercise,
+whereupon Sphinx forgets how that page shows what the other extensions have added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sphinx.application import Sphinx
+
+
+def of_thebe(script: Any) -> bool:
+    """Whether a script of a page is one of Thebe's, or the setting of its address."""
+    body = script.attributes.get("body") or ""
+    return "sphinx-thebe" in str(script.filename or "") or "THEBE_JS_URL" in body
+
+
+def without_thebe(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Take Thebe's scripts from the list for one page, to which others still add."""
+    context["script_files"][:] = [script for script in context["script_files"] if not of_thebe(script)]
+
+
+def whole_book(app: Sphinx) -> None:
+    """Let the page of the whole book show everything that single pages show."""
+    handlers = app.registry.translation_handlers
+    handlers["singlehtml"] = handlers.get("html", {}) | handlers.get("singlehtml", {})
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
+    app.connect("builder-inited", whole_book)
+    app.connect("html-page-context", without_thebe, priority=100)
+    return {"parallel_read_safe": True}
