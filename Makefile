@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test site course mutations lab lint format chapters reference environment clean distclean lock
+.PHONY: help book test site pdf course mutations lab lint format chapters reference environment clean distclean lock
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -33,6 +33,9 @@ book: environment ## run every chapter from scratch, then build the site from th
 
 site: environment ## build the site from the chapters as they are stored (fast; this is what is published)
 	@$(PY) tools/build_site.py --source book --output _build/site
+
+pdf: environment ## the whole book as one PDF, from the chapters as they are stored (_build/pdf; needs Chromium)
+	@$(PY) tools/make_pdf.py
 
 course: environment ## the teacher's files: student and instructor notebooks, grading, slides, a zip (_build/course)
 	@$(PY) tools/make_course.py

@@ -55,15 +55,18 @@ def configuration(source: Path, repository: Path = ROOT) -> dict[str, Any]:
     return config
 
 
-def build(source: Path, output: Path) -> int:
-    """Build the book in `source` into `output`, printing progress and each warning; return the exit code."""
+def build(source: Path, output: Path, *, pages: str = "html") -> int:
+    """Build the book in `source` into `output`, printing progress and each warning; return the exit code.
+
+    `pages` is `html`, or `singlehtml` for the whole book on one page, intro.html.
+    """
     started = time.perf_counter()
     source, output = source.resolve(), output.resolve()
     # Beside the output and always fresh: a build that re-used pages would not repeat their warnings.
     work = output.with_name(f".{output.name}-work")
     shutil.rmtree(work, ignore_errors=True)
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
-    command += ["build", str(source), "--path-output", str(work)]
+    command += ["build", str(source), "--path-output", str(work), "--builder", pages]
     work.mkdir(parents=True)
     config = work / "_config.yml"
     config.write_text(yaml.safe_dump(configuration(source), sort_keys=False), encoding="utf-8")
@@ -82,8 +85,9 @@ def build(source: Path, output: Path) -> int:
             elif (step := PROGRESS.search(line)) and step[1] != shown:
                 shown = step[1]
                 print(f"  {shown}", flush=True)
-    built = work / "_build" / "html"
-    if process.returncode != 0 or not (built / "index.html").is_file():
+    built = work / "_build" / pages
+    first = "index.html" if pages == "html" else "intro.html"
+    if process.returncode != 0 or not (built / first).is_file():
         if not any(TROUBLE.search(line) for line in lines):
             print("\n".join(lines[-20:]))
         print(f"The site could not be built from {source}: see the lines above.", flush=True)
@@ -91,8 +95,8 @@ def build(source: Path, output: Path) -> int:
     shutil.rmtree(output, ignore_errors=True)
     shutil.move(built, output)
     shutil.rmtree(work)
-    pages = len(list(output.glob("*.html")))
-    print(f"{pages} pages in {time.perf_counter() - started:.0f} s: open {output / 'index.html'}", flush=True)
+    count = len(list(output.glob("*.html")))
+    print(f"{count} pages in {time.perf_counter() - started:.0f} s: open {output / first}", flush=True)
     return 0
 
 
