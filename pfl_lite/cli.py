@@ -611,7 +611,7 @@ def bench(
     methods: Annotated[str | None, typer.Option(help="methods, separated by commas [seven]")] = None,
     clients: Annotated[str, typer.Option(help="numbers of clients, separated by commas")] = "15,50",
     models: Annotated[str, typer.Option(help="networks, separated by commas")] = "lenet",
-    engines: Annotated[str, typer.Option(help="loop, vmap or both")] = "loop,vmap",
+    engines: Annotated[str, typer.Option(help="loop, vmap, or both with a comma between them")] = "loop,vmap",
     batch_size: Annotated[int, typer.Option(help="images a mini-batch")] = 64,
     epochs: Annotated[int, typer.Option(help="local epochs E")] = 5,
     repeats: Annotated[int, typer.Option(help="timed repeats; medians are reported")] = 3,

@@ -310,8 +310,10 @@ def bench(
     """
     if strange := [method for method in methods if method not in METHODS]:
         raise InputError(f"bench times {', '.join(METHODS)}, not {', '.join(strange)}")
-    if repeats < 1 or device not in ("cpu", "cuda"):
-        raise InputError(f"bench takes 1 repeat or more on cpu or cuda, not {repeats} on {device}")
+    if repeats < 1:
+        raise InputError(f"bench takes 1 repeat or more, not {repeats}")
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"bench measures on cpu or cuda, not {device}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     settings = [
