@@ -53,9 +53,9 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         arm("pfl_mfe-code", "pfl_mfe", "PFL-MFE (features), as in the code", "PFL-MFE", **MOE_CODE),
     )
     said = (
-        "Training images are cropped and mirrored, as in the code; the paper does not say so."
+        "CIFAR-10: training images are cropped and mirrored, as in the code; the paper does not say so."
         if augmented
-        else "No augmentation; the code crops and mirrors training images, which the paper does not say.",
+        else "Fashion-MNIST: no augmentation; the code crops and mirrors training images, which the paper does not say.",
         "Personalised is the model of the last round, instead of the one that did best on the test images.",
         "FedAvg weighs clients by their images, as McMahan et al. do; the code does not.",
         "Each client is cut into three quarters for its expert and one quarter for its gate, as in the code; PFL-FB's "
@@ -63,9 +63,9 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
         "gate reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same "
         "numbers stand beside both.",
-        "Normalisation: mean and standard deviation of CIFAR-10."
+        "CIFAR-10 is normalised by its own mean and standard deviation."
         if augmented
-        else "Normalisation: mean and standard deviation of MNIST, as in the code; the paper says nothing about it.",
+        else "Fashion-MNIST is normalised by the mean and standard deviation of MNIST, as in the code; the paper is silent.",
         "FedAvg's local test is measured; the paper prints the global test in its place.",
     )
     return Experiment(
