@@ -1,0 +1,362 @@
+"""The site in a browser: what pages load, show and say, for eye, ear and keyboard, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from pfl_lite import widgets
+from pfl_lite.data.images import load
+from pfl_lite.data.partition import class_counts, heterogeneity, partition
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="chromium or chromedriver is missing; on Debian: apt-get install chromium chromium-driver",
+)
+
+CHAPTERS = [
+    chapter["file"]
+    for part in yaml.safe_load((ROOT / "book/_toc.yml").read_text())["parts"]
+    for chapter in part["chapters"]
+]
+# Of the pages of source code, which one template makes, the longest and the list of all.
+MADE = ["genindex", "search", "_modules/index", "_modules/pfl_lite/plots"]
+PAGES = ["intro", *CHAPTERS, *MADE]
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    """One browser for all tests."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1440,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    browser.set_script_timeout(120)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def go(driver: webdriver.Chrome, site: Path) -> Callable[..., None]:
+    """Opens a page of the site, on a desk or on a phone, and waits until its formulas are typeset."""
+
+    def opened(name: str, *, phone: bool = False) -> None:
+        if phone:
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+        else:
+            driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.get((site / f"{name}.html").as_uri())
+        driver.execute_async_script(TYPESET)
+
+    return opened
+
+
+# Waits until every formula is typeset, and gives up after 20 seconds without a new one.
+TYPESET = """
+const done = arguments[0];
+let [left, since] = [Infinity, Date.now()];
+const wait = () => {
+  const now = document.querySelectorAll(".math:not(:has(mjx-container))").length;
+  if (now < left) [left, since] = [now, Date.now()];
+  if (!left || Date.now() - since > 20000) done(); else setTimeout(wait, 50);
+};
+wait();
+"""
+
+# Formulas that are not typeset, or not understood; marks of formulas in the text; links within the page to nowhere.
+READ = r"""
+const faults = [];
+for (const formula of document.querySelectorAll(".math"))
+  if (!formula.querySelector("mjx-container")) faults.push("not typeset: " + formula.textContent.slice(0, 60));
+for (const wrong of document.querySelectorAll("mjx-merror")) faults.push("formula: " + wrong.textContent.slice(0, 60));
+const walker = document.createTreeWalker(document.querySelector("article") ?? document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const { data, parentElement } = walker.currentNode;
+  if (/\\\(|\\\[|\$\$/.test(data) && !parentElement.closest("script, style, pre, code, mjx-container"))
+    faults.push("raw formula: " + data.trim().slice(0, 60));
+}
+const here = location.href.split("#")[0];
+for (const link of document.querySelectorAll("a[href*='#']")) {
+  const [page, name] = link.href.split("#");
+  if (page === here && name && !document.getElementById(decodeURIComponent(name)))
+    faults.push("leads nowhere: #" + name);
+}
+return faults;
+"""
+
+# A page that is wider than the screen, and what hangs over its edge without a box that scrolls.
+NARROW = """
+const faults = [];
+const { scrollWidth } = document.documentElement;
+if (scrollWidth > innerWidth) faults.push(`the page is ${scrollWidth} pixels wide`);
+const scrolls = (element) => {
+  for (; element && element !== document.body; element = element.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(element).overflowX)) return true;
+  return false;
+};
+for (const element of document.querySelectorAll("article :is(p, li, table, pre, img, svg, mjx-container, figcaption)")) {
+  const box = element.getBoundingClientRect();
+  if (box.width && box.right > innerWidth + 1 && !scrolls(element))
+    faults.push("cut off: " + element.outerHTML.slice(0, 80));
+}
+return faults;
+"""
+
+# Everything that folds is opened, and of the spans that colour code one of each kind stays: thousands of equal ones would
+# take most of axe's time.
+UNFOLD = """
+document.querySelectorAll("details").forEach((one) => { one.open = true; });
+document.querySelectorAll(".toggle-hidden").forEach((one) => one.classList.remove("toggle-hidden"));
+const seen = new Set();
+for (const span of document.querySelectorAll("pre span:not(:has(*))")) {
+  const box = [span.closest(".cell_input, .cell_output, .highlight"), span.closest(".admonition, .solution")];
+  const kind = [span.className, ...box.map((one) => one?.className)].join("|");
+  if (seen.has(kind)) span.replaceWith(span.textContent);
+  seen.add(kind);
+}
+"""
+
+AXE = """
+const done = arguments[1];
+axe.run(document, { resultTypes: ["violations"], ...arguments[0] }).then(({ violations }) => done(
+  violations.filter(({ impact }) => ["serious", "critical"].includes(impact)).map(({ id, nodes }) =>
+    `${id} (${nodes.length} times): ` + nodes.slice(0, 3).map(({ html, any, all, none }) =>
+      html.slice(0, 110) + " " + ([...any, ...all, ...none][0]?.message ?? "")).join(" AND "))));
+"""
+
+
+def theme(driver: webdriver.Chrome, mode: str) -> None:
+    driver.execute_script(
+        "Object.assign(document.documentElement.dataset, { mode: arguments[0], theme: arguments[0] })", mode
+    )
+
+
+def wrong_answers(driver: webdriver.Chrome) -> Iterator[str]:
+    """Answers of quizzes that do not open, by a click or by a key, or do not say in words whether they are right."""
+    for number, quiz in enumerate(driver.find_elements(By.CSS_SELECTOR, ".quiz")):
+        for answer in quiz.find_elements(By.CSS_SELECTOR, "details"):
+            summary = answer.find_element(By.CSS_SELECTOR, "summary")
+            named = f"quiz {number + 1}, {summary.text}"
+            if answer.get_attribute("open"):
+                yield f"{named}: open from the start"
+            if number % 2:
+                summary.send_keys(Keys.ENTER)
+            else:
+                driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", summary)
+                summary.click()
+            right = "right" in (answer.get_attribute("class") or "").split()
+            said = answer.text.removeprefix(summary.text).strip()
+            mark = driver.execute_script("return getComputedStyle(arguments[0], '::after').content", summary)
+            if said.split()[:1] != ["Right." if right else "No."] or len(said.split()) < 5:
+                yield f"{named}: says {said[:60]!r}"
+            if ("✓" if right else "✗") not in mark:
+                yield f"{named}: is marked {mark}"
+
+
+def shown(widget: WebElement) -> str:
+    """What an explorer or a player shows, its controls left out."""
+    return str(
+        widget.parent.execute_script(
+            "const copy = arguments[0].cloneNode(true);"
+            "copy.querySelectorAll('form, .controls, script, style').forEach((part) => part.remove());"
+            "return copy.innerHTML",
+            widget,
+        )
+    )
+
+
+def dead_sliders(driver: webdriver.Chrome) -> Iterator[str]:
+    """Sliders of explorers and players that a key moves without changing what is shown."""
+    for widget in driver.find_elements(By.CSS_SELECTOR, ".pfl-explorer, .pfl-player"):
+        named = widget.get_attribute("aria-label")
+        sliders = [
+            one for one in widget.find_elements(By.CSS_SELECTOR, "input[type=range]") if one.is_displayed()
+        ]
+        if not sliders:
+            yield f"{named}: no slider"
+        for slider in sliders:
+            before = shown(widget)
+            for key in (Keys.ARROW_RIGHT, Keys.ARROW_LEFT):  # it may stand at an end
+                if shown(widget) == before:
+                    slider.send_keys(key)
+            if shown(widget) == before:
+                yield f"{named}: {slider.get_attribute('name')} changes nothing"
+
+
+def logged(driver: webdriver.Chrome) -> Iterator[str]:
+    """Errors on the console, and requests to other hosts."""
+    for entry in driver.get_log("browser"):
+        if entry["level"] == "SEVERE":
+            yield f"console: {entry['message'][-200:]}"
+    for entry in driver.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            address = message["params"]["request"]["url"]
+            if not address.startswith(("file:", "data:", "blob:")):
+                yield f"request: {address}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(driver: webdriver.Chrome, go: Callable[..., None], name: str) -> None:
+    axe = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+    go(name)
+    theme(driver, "light")
+    faults = driver.execute_script(READ)
+    faults += wrong_answers(driver)
+    faults += dead_sliders(driver)
+    driver.execute_script(UNFOLD)
+    driver.execute_script(axe)
+    faults += [f"light: {fault}" for fault in driver.execute_async_script(AXE, {})]
+    theme(driver, "dark")
+    # The same page in other colours.
+    rules = {"runOnly": ["color-contrast"]}
+    faults += [f"dark: {fault}" for fault in driver.execute_async_script(AXE, rules)]
+    go(name, phone=True)
+    faults += [f"phone: {fault}" for fault in driver.execute_script(NARROW)]
+    faults += logged(driver)
+    assert not faults, "\n".join(faults)
+
+
+def test_the_first_page_leads_to_the_book(driver: webdriver.Chrome, site: Path) -> None:
+    driver.get((site / "index.html").as_uri())
+    assert driver.current_url.endswith("/intro.html")
+
+
+def test_the_theme_button_darkens_the_page(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("intro")
+    button = driver.find_element(By.CSS_SELECTOR, ".theme-switch-button")
+    grounds = set()
+    for _ in range(3):  # light, dark, and what the system says
+        button.click()
+        grounds.add(driver.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == 2
+
+
+def slide(widget: WebElement, name: str, value: float) -> None:
+    """Set a control of an explorer as a hand would: the input's value, and the event that the browser sends."""
+    widget.parent.execute_script(
+        "const one = arguments[0].querySelector(`[name='${arguments[1]}']`); one.value = arguments[2];"
+        "one.dispatchEvent(new Event('input', { bubbles: true }))",
+        widget, name, value,
+    )  # fmt: skip
+
+
+def told(widget: WebElement) -> list[str]:
+    """The values that an explorer shows in large digits."""
+    return [one.text.split("\n")[0] for one in widget.find_elements(By.CSS_SELECTOR, "dd")]
+
+
+def record(site: Path, name: str, kind: str) -> Any:
+    """What an explorer's page carries inside."""
+    soup = BeautifulSoup((site / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+    return json.loads(soup.select_one(f'[data-kind="{kind}"] script').text)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("kind", "clients"), [("dirichlet", 7), ("classes", 20)])
+def test_the_partition_explorer_counts_right(
+    driver: webdriver.Chrome, go: Callable[..., None], kind: str, clients: int
+) -> None:
+    go("clients-are-not-alike")
+    widget = driver.find_element(By.CSS_SELECTOR, ".pfl-explorer")
+    for name, value in (("kind", kind), ("clients", clients), ("classes", 10), ("seed", 5), ("k", 3)):
+        slide(widget, name, value)  # type: ignore[arg-type]
+    counts = np.zeros((clients, 10), dtype=int)
+    picture = widget.find_element(By.CSS_SELECTOR, ".picture").get_attribute("innerHTML")
+    for client, label, images in re.findall(r"client (\d+), class (\d+): (\d+) images", str(picture)):
+        counts[int(client), int(label)] = int(images)
+    assert (counts.sum(axis=0) == 100).all()
+    measured = heterogeneity(counts)
+    digits = {"label_distance": 2, "effective_classes": 1, "size_ratio": 1}
+    assert [float(value) for value in told(widget)] == [
+        pytest.approx(measured[name], abs=0.5001 * 10**-places) for name, places in digits.items()
+    ]
+    if kind == "classes":  # no chance in these measures: the package's partition has the same
+        labels = load("digits").train_labels
+        parts = [one.train for one in partition(load("digits"), "classes:3", clients, 0)]
+        ours = heterogeneity(class_counts(labels, parts, 10))
+        assert measured["effective_classes"] == pytest.approx(ours["effective_classes"], rel=0.02)
+        assert measured["label_distance"] == pytest.approx(ours["label_distance"], rel=0.02)
+
+
+def test_the_routing_explorer_counts_right(
+    driver: webdriver.Chrome, go: Callable[..., None], site: Path
+) -> None:
+    name = "assembling-a-network-per-client"
+    kept = record(site, name, "routing")
+    go(name)
+    widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="routing"]')
+    for at in (0, len(kept["rounds"]) // 2, len(kept["rounds"]) - 1):
+        slide(widget, "at", at)
+        bits, values = widgets._routes(kept, at, None)
+        assert told(widget) == values
+        circles = widget.find_elements(By.CSS_SELECTOR, ".picture g")
+        assert len(circles) == len(bits)
+        live = sum(len(one.find_elements(By.CSS_SELECTOR, "line.live")) for one in circles)
+        assert 0 < live <= bits.sum(), "a wire is live only if its bit is on"
+
+
+def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..., None], site: Path) -> None:
+    name = "a-gate-between-two-experts"
+    kept = record(site, name, "gate")
+    go(name)
+    widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="gate"]')
+    last = len(kept["images"]) - 1
+    for at, g in ((0, 0.0), (last, 0.37), (last, 1.0)):
+        slide(widget, "at", at)
+        slide(widget, "g", g)
+        picture = widget.find_element(By.CSS_SELECTOR, ".picture").get_attribute("innerHTML")
+        percent = re.findall(r"<title>[^:]*: ([\d.]+) %</title>", str(picture))
+        found = np.array(percent, dtype=float).reshape(-1, 3).T / 100  # [3, classes]
+        mixed = widgets._mixed(kept["images"][at], g)
+        assert np.allclose(found, mixed, atol=6e-4)
+        assert told(widget) == [kept["classes"][best] for best in mixed.argmax(1)]
+
+
+def test_a_player_plays(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("clusters")
+    player = driver.find_element(By.CSS_SELECTOR, ".pfl-player")
+    slider, output = (player.find_element(By.CSS_SELECTOR, kind) for kind in ("input", "output"))
+    back, play, forward = player.find_elements(By.CSS_SELECTOR, "button")
+
+    def now() -> str:
+        """The frame that is seen, which the words beside the slider must name."""
+        seen = [one for one in player.find_elements(By.CSS_SELECTOR, "img") if one.is_displayed()]
+        assert len(seen) == 1 and seen[0].get_attribute("data-name") == output.text
+        return output.text
+
+    names = [one.get_attribute("data-name") for one in player.find_elements(By.CSS_SELECTOR, "img")]
+    assert now() == names[-1]
+    slider.send_keys(Keys.HOME)
+    assert now() == names[0]
+    forward.send_keys(Keys.ENTER)
+    assert now() == names[1]
+    back.send_keys(Keys.SPACE)
+    assert now() == names[0]
+    driver.execute_script("arguments[0].dataset.interval = 20", player)
+    play.send_keys(Keys.ENTER)
+    driver.execute_async_script(
+        "const [button, done] = arguments;"
+        "const wait = () => (button.textContent === 'Play' ? done() : setTimeout(wait, 20)); setTimeout(wait, 20)",
+        play,
+    )
+    assert now() == names[-1], "it stops at the end"
