@@ -31,7 +31,7 @@ def maker(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def contents(page: str) -> list[tuple[str, str, str]]:
     """Lines of the table of contents: where they lead, what they say, the page's number."""
-    links = BeautifulSoup(page, "html.parser").select(".contents a")
+    links = BeautifulSoup(page, "html.parser").select(".book-contents a")
     return [(str(one["href"]), *(part.get_text() for part in one.find_all("span"))) for one in links]  # type: ignore[misc]
 
 
@@ -39,7 +39,7 @@ def test_the_page_is_arranged_for_paper(maker: ModuleType) -> None:
     page = maker.printable(PAGE, TOC, CONFIG, {"two": 7})
     assert contents(page) == [("#document-intro", "Hello", ""), ("#document-two", "1. Second", "7")]
     soup = BeautifulSoup(page, "html.parser")
-    assert [one.get_text() for one in soup.select(".title-page h1, .contents h2")] == [
+    assert [one.get_text() for one in soup.select(".title-page h1, .book-contents h2")] == [
         "A <small> book",
         "Parts & pieces",
     ]

@@ -87,7 +87,7 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
         f'<p class="below">{escape(config["copyright"])}<br>Printed from the site. Code that only draws figures is in the'
         " notebooks; so are explorers and animations, of which this file shows one picture each.</p></section>"
     )
-    front = BeautifulSoup(f'{title}<nav class="contents">{"".join(lines)}</nav>', "html.parser")
+    front = BeautifulSoup(f'{title}<nav class="book-contents">{"".join(lines)}</nav>', "html.parser")
     soup.body.clear()
     soup.body["class"] = "book bd-article bd-content"
     soup.body.append(front)
