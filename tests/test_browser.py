@@ -122,11 +122,13 @@ for (const element of document.querySelectorAll("article :is(p, li, table, pre, 
 return faults;
 """
 
-# Everything that folds is opened, and of the spans that colour code one of each kind stays: thousands of equal ones would
-# take most of axe's time.
+# Everything that folds is opened. Of the spans that colour code one of each kind stays, and of the entries that one template
+# makes, and the links to them, the first: thousands of equal ones would take most of axe's time.
 UNFOLD = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
 document.querySelectorAll(".toggle-hidden").forEach((one) => one.classList.remove("toggle-hidden"));
+for (const made of ["article dl.py", ".bd-sidebar-secondary li"])
+  [...document.querySelectorAll(made)].slice(40).forEach((one) => one.remove());
 const seen = new Set();
 for (const span of document.querySelectorAll("pre span:not(:has(*))")) {
   const box = [span.closest(".cell_input, .cell_output, .highlight"), span.closest(".admonition, .solution")];
