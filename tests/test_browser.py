@@ -148,8 +148,12 @@ axe.run(document, { resultTypes: ["violations"], ...arguments[0] }).then(({ viol
 
 
 def theme(driver: webdriver.Chrome, mode: str) -> None:
+    """Light or dark, at once: colours half-way from one to the other are nobody's."""
     driver.execute_script(
-        "Object.assign(document.documentElement.dataset, { mode: arguments[0], theme: arguments[0] })", mode
+        "const style = document.head.appendChild(document.createElement('style'));"
+        "style.textContent = '* { transition: none !important }';"
+        "Object.assign(document.documentElement.dataset, { mode: arguments[0], theme: arguments[0] })",
+        mode,
     )
 
 
