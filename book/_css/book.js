@@ -12,3 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
     });
   }
 });
+// The entries of a list of references have a role that no list may hold, so that a screen reader counts none of them.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const entry of document.querySelectorAll(".citation-list > .citation")) entry.setAttribute("role", "listitem");
+});
