@@ -151,7 +151,7 @@ def theme(driver: webdriver.Chrome, mode: str) -> None:
     """Light or dark, at once: colours half-way from one to the other are nobody's."""
     driver.execute_script(
         "const style = document.head.appendChild(document.createElement('style'));"
-        "style.textContent = '* { transition: none !important }';"
+        "style.textContent = '* { transition: none !important; animation: none !important }';"
         "Object.assign(document.documentElement.dataset, { mode: arguments[0], theme: arguments[0] })",
         mode,
     )
@@ -192,14 +192,20 @@ def shown(widget: WebElement) -> str:
 
 
 def dead_sliders(driver: webdriver.Chrome) -> Iterator[str]:
-    """Sliders of explorers and players that a key moves without changing what is shown."""
+    """Sliders of explorers and players that a key moves, or a box that is ticked, without changing what is shown."""
     for widget in driver.find_elements(By.CSS_SELECTOR, ".pfl-explorer, .pfl-player"):
         named = widget.get_attribute("aria-label")
         sliders = [
             one for one in widget.find_elements(By.CSS_SELECTOR, "input[type=range]") if one.is_displayed()
         ]
-        if not sliders:
-            yield f"{named}: no slider"
+        boxes = [] if sliders else widget.find_elements(By.CSS_SELECTOR, "input[type=checkbox]")
+        if not sliders and not boxes:
+            yield f"{named}: neither a slider nor a box to tick"
+        if boxes:
+            before = shown(widget)
+            driver.execute_script("arguments[0].click()", boxes[0])
+            if shown(widget) == before:
+                yield f"{named}: a box that changes nothing"
         for slider in sliders:
             before = shown(widget)
             for key in (Keys.ARROW_RIGHT, Keys.ARROW_LEFT):  # it may stand at an end

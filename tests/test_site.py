@@ -204,7 +204,8 @@ def test_colab_gets_a_button_where_the_chapters_install_the_package(
 def test_binder_finds_what_it_runs() -> None:
     """Binder makes environment.yml, which installs this package, and then runs postBuild."""
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    assert {"pip": ["-e ."]} in listed
+    (pip,) = (part["pip"] for part in listed if isinstance(part, dict))
+    assert "-e ." in pip
     names = {re.split(r"[<>=]", line)[0] for line in listed if isinstance(line, str)}
     assert {"jupyterlab", "ipykernel", "ipywidgets"} <= names
     assert not (ROOT / "binder").exists() and not (ROOT / ".binder").exists(), (
