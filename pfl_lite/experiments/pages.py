@@ -223,15 +223,12 @@ def cell(mean: float, sd: float, few: bool) -> str:
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
     """Claims with statistic, interval and verdict, the verdict coloured."""
     frame = claims_frame(results)
-    interval = ["–" if r.interval is None else "{:.2f} to {:.2f}".format(*r.interval) for r in results]
     shown = pd.DataFrame(
         {
             "id": frame["id"],
             "claim": frame["text"],
             "verdict": frame["verdict"],
-            "statistic": frame["statistic"],
-            "value": ["–" if r.value is None else f"{r.value:.3g}" for r in results],
-            "95 % interval": interval,
+            "statistic": list(map(statistic, results)),
             "note": frame["note"],
         }
     )
@@ -241,6 +238,14 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
         return f"background-color: rgba({rgb},0.35)" if rgb else ""
 
     return shown.style.hide(axis="index").map(colour, subset=["verdict"])
+
+
+def statistic(result: ClaimResult) -> str:
+    """A claim's number with its interval: `difference, points: 0.2 [-0.2, 0.6]`."""
+    if result.value is None:
+        return "–"
+    interval = "" if result.interval is None else " [{:.2f}, {:.2f}]".format(*result.interval)
+    return f"{result.statistic}: {result.value:.3g}{interval}"
 
 
 def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
