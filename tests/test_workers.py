@@ -269,3 +269,23 @@ def test_a_machine_with_a_gpu_is_told_the_way_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="set CUDA_VISIBLE_DEVICES to nothing before Python starts"):
         Simulation(make_config("fedavg", **SMALL), workers=2)
+
+
+@linux
+def test_what_forking_costs_does_not_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is too short is shared out once, to learn that, however long the processes take to start and to answer."""
+    monkeypatch.setattr(workers, "WORTH_SECONDS", 2.0)
+    usual = workers.Child.answer
+    answered: list[workers.Child] = []
+
+    def late(child: workers.Child) -> object:
+        answered.append(child)
+        time.sleep(1.1)  # two processes: 2.2 seconds, were waiting counted
+        return usual(child)
+
+    monkeypatch.setattr(workers.Child, "answer", late)
+    simulation = Simulation(make_config("fedavg", **(SMALL | {"rounds": 3})), workers=2)
+    simulation.advance()
+    learned = len(answered)
+    simulation.advance()
+    assert learned > 0 and len(answered) == learned
