@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +70,17 @@ class LocalWork:
     ) -> None:
         self.network, self.federation, self.settings = network, federation, settings
         self.seed, self.round, self.ids = seed, round, ids
-        self.lr = settings.lr
-        self.images_trained = 0  # by all of `ids`
+        self.lr: float | Tensor = settings.lr
+        self.trained: Counter[int] = Counter()  # images, by client
+
+    @property
+    def images_trained(self) -> int:
+        """By all of `ids`."""
+        return self.trained.total()
+
+    def whose(self, i: int) -> tuple[int, int]:
+        """Seed of the run to which one of `ids` belongs, and its number there."""
+        return self.seed, i
 
     @property
     def id(self) -> int | Tensor:
@@ -110,7 +120,8 @@ class LocalWork:
     def drawn(self, purpose: str, shape: tuple[int, ...], fixed: bool) -> Tensor:
         """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws."""
         when = () if fixed else (self.round,)
-        numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
+        owners = map(self.whose, self.ids)
+        numbers = np.array([generator(seed, purpose, *when, i).random(shape) for seed, i in owners])
         return on_device(numbers, self.network.device).to(self.network.dtype)
 
     def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
@@ -121,7 +132,8 @@ class LocalWork:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
         if not self.settings.keyed:
             return None
-        streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
+        owners = map(self.whose, self.ids)
+        streams = (generator(seed, "dropout", self.round, i, phase) for seed, i in owners)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
         return on_device(keys, self.federation.images.device)
 
@@ -130,8 +142,9 @@ class LocalWork:
         if self.settings.augment == "none":
             return None
         crops = np.zeros((len(orders), len(orders[0]), max(order.shape[1] for order in orders), 3), np.int64)
-        for mine, i, order in zip(crops, self.ids, orders, strict=True):
-            rng = generator(self.seed, "augment", self.round, i, phase)
+        owners = map(self.whose, self.ids)
+        for mine, (seed, i), order in zip(crops, owners, orders, strict=True):
+            rng = generator(seed, "augment", self.round, i, phase)
             mine[:, : order.shape[1]] = random_crops(rng, order.shape)
         return on_device(crops, self.federation.images.device)
 
@@ -146,12 +159,12 @@ class LocalWork:
         epochs = self.settings.epochs if epochs is None else epochs
         orders = []
         for i in self.ids:
-            samples = len(self.federation.train[i])
-            kept = part_of(self.seed, i, samples, part)
-            order = epoch_orders(self.seed, self.round, i, phase, len(kept), epochs)
+            seed, number = self.whose(i)
+            kept = part_of(seed, number, len(self.federation.train[i]), part)
+            order = epoch_orders(seed, self.round, number, phase, len(kept), epochs)
             order = order[:, : self.used(len(kept))]
             orders.append(order if part == "all" else kept[order])
-        self.images_trained += sum(order.size for order in orders)
+            self.trained[i] += order.size
         return orders
 
     def stored(self, split: str) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -234,7 +247,7 @@ class LocalWork:
         velocity: Params,
         gradient: Params,
         *,
-        lr: float | None = None,
+        lr: float | Tensor | None = None,
         scale: Params | None = None,
         plain: bool = False,
     ) -> tuple[Params, Params]:
@@ -249,7 +262,7 @@ class LocalWork:
         if scale is not None:
             step = {name: scale[name] * g for name, g in step.items()}
         rate = self.lr if lr is None else lr
-        moved = {name: torch.sub(w, step[name], alpha=rate) for name, w in params.items()}
+        moved = {name: stepped(w, step[name], rate) for name, w in params.items()}
         if self.network.batch_norm:  # running statistics follow the batches', whatever the run's SGD
             moved |= {
                 name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
@@ -328,6 +341,11 @@ class LocalWork:
             total = total + (each.sum() if batch.real is None else (each * batch.real).sum())
         size = self.size(split)
         return total / (size.clamp_min(1) if isinstance(size, Tensor) else max(size, 1))
+
+
+def stepped(w: Tensor, step: Tensor, rate: float | Tensor) -> Tensor:
+    """w - rate step; `rate` is a tensor [] where clients of one computation have rates of their own."""
+    return w - rate * step if isinstance(rate, Tensor) else torch.sub(w, step, alpha=rate)
 
 
 def part_of(seed: int, client: int, samples: int, part: str) -> np.ndarray:

@@ -122,13 +122,17 @@ class Mapping:
         works: list[LocalWork] = []
 
         def work_for(ids: list[int]) -> LocalWork:
-            works.append(self.work(self.network, self.federation, settings, self.seed, round, ids))
+            works.append(self.work_of(settings, round, ids))
             return works[-1]
 
         with torch.no_grad(), self.products():  # gradients are taken where local SGD asks for them
             answers = self.stacked(function, server, clients, ids.tolist(), work_for)
         self.images_trained += sum(work.images_trained for work in works)
         return answers
+
+    def work_of(self, settings: LocalSettings, round: int, ids: list[int]) -> LocalWork:
+        """The work of one or of several clients in a round."""
+        return self.work(self.network, self.federation, settings, self.seed, round, ids)
 
     @contextmanager
     def products(self) -> Iterator[None]:
@@ -214,7 +218,7 @@ class Vmap(Mapping):
                     done.append((places, answers))
                     self.images_computed += work.images_computed
                     continue
-                work.images_trained = 0  # it will be done again
+                work.trained.clear()  # it will be done again
                 if len(places) == 1:
                     raise InputError(
                         "one client alone does not fit into the GPU's memory: take a smaller batch_size or network"

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from pfl_lite.methods.base import Round, unpack
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
+if TYPE_CHECKING:
+    from pfl_lite.engine.riding import Ride
+
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
 ALL_WATCHED, SMALL_STATE = 20, 200  # so many first rounds are all watched where the state is so small
 
@@ -51,9 +54,17 @@ class Simulation:
         config: the run; `auto` settings are resolved here.
         federation: the clients' data, if already built (it must fit the configuration).
         workers: processes that share out the clients of a round, one thread each (Linux, engine loop); no number depends on it.
+        ride: other runs with which this one is computed (`run_together`; engine vmap); numbers differ by rounding at most.
     """
 
-    def __init__(self, config: RunConfig, federation: Federation | None = None, *, workers: int = 1) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        federation: Federation | None = None,
+        *,
+        workers: int = 1,
+        ride: Ride | None = None,
+    ) -> None:
         config = self.config = config.resolved()
         self.method: Method = config.method
         self.method.check_run(config)  # its advice was given where the configuration was made
@@ -96,11 +107,12 @@ class Simulation:
             keyed=self.network.dropout or self.method.keyed,
             augment=config.augment,
         )
-        self.map: Mapping = (
-            MAPPINGS[config.engine](self.network, federation, config.seed, config.computing)
-            if workers == 1
-            else Forked(self.network, federation, config.seed, config.computing, workers)
-        )
+        where = self.network, federation, config.seed, config.computing
+        self.map: Mapping
+        if ride is not None:
+            self.map = ride.seat(config, self.network, federation)
+        else:
+            self.map = MAPPINGS[config.engine](*where) if workers == 1 else Forked(*where, workers)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)

@@ -98,11 +98,16 @@ class VmapWork(LocalWork):
         return on_device(np.array(self.ids), self.federation.images.device)
 
     @property
-    def id(self) -> Tensor:
+    def row(self) -> Tensor:
+        """The client's row on the shelf []."""
         return self.numbers[self.slot]
 
+    @property
+    def id(self) -> Tensor:
+        return self.row
+
     def size(self, split: str) -> Tensor:
-        return self.shelf.sizes[split][self.id]
+        return self.shelf.sizes[split][self.row]
 
     @property
     def steps(self) -> Tensor:
@@ -117,7 +122,7 @@ class VmapWork(LocalWork):
     def batch(self, split: str, place: Tensor, real: Tensor) -> Batch:
         """The client's images at places [b] of a split, of which some are `real` [b] and the others padding."""
         images, labels, _ = self.stored(split)
-        rows = self.shelf.rows[split][self.id, place]  # [b]
+        rows = self.shelf.rows[split][self.row, place]  # [b]
         return Batch(images[rows], labels[rows], place, real.to(images.dtype), real.any())
 
     def data(self, split: str) -> Iterator[Batch]:

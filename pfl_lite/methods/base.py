@@ -60,7 +60,7 @@ class Work(Protocol):
     """What the engine hands to one client: its network, its own data, and local SGD."""
 
     network: Network
-    lr: float
+    lr: float | Tensor
     """The run's learning rate eta."""
     round: int
     """The round's number, from 1."""
