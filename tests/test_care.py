@@ -183,3 +183,23 @@ def test_a_full_ledger_has_nothing_missing(ledger: Ledger, monkeypatch: pytest.M
     ledger.write(make_run("local") | {"experiment": "full"})
     assert missing("full", ledger) == []
     assert "nothing is missing of full" in call("ledger", "missing", "full", "--ledger", ledger.folder).stdout
+
+
+def test_results_are_held_to_what_their_search_chose(tmp_path: Path) -> None:
+    home, ledger = Ledger(default_folder()), Ledger(tmp_path)
+    about = ("pfedmb-table2-random2-50", "ifca")
+    search, run = home.get(*about, None), home.get(*about, 0)
+    assert search is not None and run is not None
+    ledger.write(run)
+    ledger.write(search)
+    assert check(ledger).faults == []
+    other = next(one for one in search["candidates"] if one["settings"]["lr"] != search["chosen"]["lr"])
+    better = [one | {"validation_accuracy": 1.0} if one is other else one for one in search["candidates"]]
+    path = ledger.path(*about, None)
+    for candidates, says in (
+        (better, "ifca-seed0.json: lr, clusters not as the search chose"),
+        (search["candidates"][1:], "the ledger holds 3 of 4"),
+    ):
+        path.write_text(json.dumps(search | {"candidates": candidates, "chosen": candidates[0]["settings"]}))
+        (fault,) = check(ledger).faults
+        assert says in fault

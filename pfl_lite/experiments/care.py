@@ -44,7 +44,8 @@ class Findings:
 def check(ledger: Ledger) -> Findings:
     """Look through every file of a ledger and change none.
 
-    Faults are files that break their schema or were set aside, two files with one run, and a ledger too large to keep. Notes are
+    Faults are files that break their schema or were set aside, two files with one run, results whose settings no whole search
+    chose, and a ledger too large to keep. Notes are
     runs whose code has changed since, by file; runs that do not say which code made them; experiments that nobody knows; and
     cells that are empty.
     """
@@ -62,7 +63,7 @@ def check(ledger: Ledger) -> Findings:
             runs.append((name, entry))
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
-    found.faults += duplicates(runs)
+    found.faults += [*duplicates(runs), *unchosen(runs, ledger)]
     found.notes += [*strangers([run for _, run in runs]), *changed([run for _, run in runs]), *gaps(ledger)]
     return found
 
@@ -81,6 +82,27 @@ def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
         twin = first.setdefault(json.dumps(config, sort_keys=True), name)
         if twin != name:
             said.append(f"{name}: the same run as {twin}: keep one")
+    return said
+
+
+def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
+    """Files of results that were not trained with what their arm's search chose, or whose search lacks candidates."""
+    known = {one.name: one for one in every_budget()}
+    said = []
+    for name, run in runs:
+        experiment = known.get(run["experiment"])
+        arm = next((arm for arm in experiment.arms if arm.key == run["arm"]), None) if experiment else None
+        if experiment is None or arm is None:
+            continue
+        sweep, used = whole(experiment, ledger), run["config"] | run["config"]["method"]
+        chosen = sweep.chosen(arm)
+        if chosen is None:
+            tried, grid = len(sweep.searched(sweep.source(arm))), len(sweep.source(arm).grid)
+            said.append(
+                f"{name}: of the candidates that it was chosen from the ledger holds {tried} of {grid}"
+            )
+        elif other := [setting for setting, value in chosen.items() if used.get(setting) != value]:
+            said.append(f"{name}: {', '.join(other)} not as the search chose")
     return said
 
 
