@@ -154,7 +154,7 @@ def test_letters_and_writers_run_from_small_files_of_their_format(
         np.savez(tmp_path / "data/emnist.npz", **arrays)
     one = get_experiment(f"fedmn-table2-{name}")
     arms = tuple(
-        replace(arm, grid=arm.grid[:1], settings=arm.settings | small)
+        replace(arm, grid=arm.grid[:1], settings=arm.settings | small, search={})
         for arm, small in (
             (one.arm("fedavg"), {}),
             (one.arm("pfl_ft"), {}),
