@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -273,6 +277,44 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
     assert sorted(entries(tmp_path)) == [
         "fedavg-seed0.json", "fedavg-seed1.json", "local-seed1.json", "search-fedavg.json"
     ]  # fmt: skip
+
+
+LONG = """
+from dataclasses import replace
+from pathlib import Path
+from pfl_lite.experiments import protocols, sweep
+from pfl_lite.experiments.ledger import Ledger
+
+if __name__ == "__main__":
+    long = replace(
+        protocols.PFEDMB_TABLE1, name="long", data="digits", model="linear", rounds=100_000, epochs=1, eval_every=100_000,
+        arms=(replace(protocols.PFEDMB_TABLE1.arm("local"), grid=()),),
+    )
+    protocols.EXPERIMENTS["long"] = long
+    sweep.reproduce("long", seeds=[0], device="cpu", ledger=Ledger(Path.cwd()))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux who is left")
+@pytest.mark.parametrize("last_word", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_sweep_leaves_no_process(tmp_path: Path, last_word: signal.Signals) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    sweeping = subprocess.Popen([sys.executable, script], cwd=tmp_path, start_new_session=True)
+    until = time.monotonic() + 300  # a busy machine takes a minute to start a worker
+    while not list(tmp_path.rglob("*.pt")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert list(tmp_path.rglob("*.pt"))  # its worker is in the middle
+    sweeping.send_signal(last_word)
+    sweeping.wait()
+    for _ in range(200):
+        try:
+            os.killpg(sweeping.pid, 0)  # is anybody left in its group?
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.killpg(sweeping.pid, signal.SIGKILL)
+    pytest.fail("a worker outlived its sweep")
 
 
 def test_two_calls_for_one_experiment_and_ledger_are_refused(

@@ -7,11 +7,13 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -80,10 +82,21 @@ _news: Any = None  # in a worker process: where it says which round it has reach
 
 
 def start_worker(stopping: Event, news: Any) -> None:
-    """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint."""
+    """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint.
+
+    A worker whose parent was killed ends at once, from whatever it does: nobody would enter its result.
+    """
     global _stopping, _news
     _stopping, _news = stopping, news
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def end_with(sentinel: int) -> None:
+    """End this process as soon as the one that a sentinel stands for has ended."""
+    wait([sentinel])
+    os._exit(1)
 
 
 def tell_parent(key: Key, at: int) -> bool:
