@@ -459,6 +459,10 @@ def reproduce(
         str | None,
         typer.Option(help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"),
     ] = None,
+    together: Annotated[
+        int | None,
+        typer.Option(help="runs at once in one process, seeds and learning rates as one batch (for a GPU)"),
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
     device: Device = "auto",
     tf32: TF32 = True,
@@ -470,8 +474,8 @@ def reproduce(
 
     A group is trained one experiment after another.
     With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has. On one GPU,
-    --workers 3 lets three runs share it: it works on one while the others prepare their rounds, and each keeps its own copy
-    of the images in its memory.
+    --together 3 computes three runs at once, those that differ in seed and learning rate alone as one batch; --workers 3 lets
+    three processes share it, of whatever runs: it works on one while the others prepare their rounds.
     """
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import get_experiment, members
@@ -496,6 +500,7 @@ def reproduce(
             rounds=rounds,
             workers=workers,
             scheduler=scheduler,
+            together=together,
             budget=None if until is None else max(until - time.monotonic(), 1e-9),
             device=device,
             tf32=tf32,

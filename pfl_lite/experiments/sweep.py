@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pfl_lite.data.images import load
 from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Task, WorkerDied
+from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
 
@@ -49,6 +49,7 @@ class Sweep:
         device: str,
         ledger: Ledger,
         tf32: bool = True,
+        engine: str = "auto",
     ) -> None:
         self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
         self.arms = [
@@ -58,7 +59,7 @@ class Sweep:
         while self.searching.searched_in is not None:
             self.searching = get_experiment(self.searching.searched_in, experiment.budget)
         self.rounds = rounds
-        self.machine = {"device": device, "tf32": tf32}
+        self.machine = {"device": device, "tf32": tf32, "engine": engine}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
 
@@ -206,6 +207,7 @@ def reproduce(
     rounds: int | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
+    together: int | None = None,
     budget: float | None = None,
     device: str = "auto",
     tf32: bool = True,
@@ -223,6 +225,8 @@ def reproduce(
         rounds: rounds of the results (the protocol's by default); tables name a smaller number.
         workers: processes, each with one thread (1 by default); with `scheduler`, runs in hand at once (one a worker by default).
         scheduler: address of a Dask scheduler whose workers train, instead of processes of this machine.
+        together: runs that one process computes at once, those that differ in seed and learning rate alone as one batch of the
+            engine vmap (`pfl_lite.engine.riding`): what fills a GPU that one run leaves idle.
         budget: seconds after which no new round starts; the next call goes on from there.
         device: `auto`, `cpu` or `cuda`; `auto` is what this machine has.
         tf32: products on a GPU in TF32, or exact ones.
@@ -242,25 +246,32 @@ def reproduce(
                 f"{arm.key} of {experiment.name} is {arm.rates_of} of {arm.run_of}: "
                 f"`{get_experiment(arm.run_of, budget_name).command(str(arm.rates_of))}` makes its runs"
             )
-    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget)):
+    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget), ("together", together)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
-    ledger = ledger or Ledger()
-    sweep = Sweep(
-        experiment, arms, experiment.seeds if seeds is None else seeds, rounds, device, ledger, tf32
-    )
+    if together is not None and (workers, scheduler) != (None, None):
+        raise InputError("runs that ride together have one process: leave workers and scheduler out")
+    ledger, engine = ledger or Ledger(), "auto" if together is None else "vmap"
+    seeds = experiment.seeds if seeds is None else seeds
+    sweep = Sweep(experiment, arms, seeds, rounds, device, ledger, tf32, engine)
     with ledger.reserved(experiment.name):
         pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
         if not pending:
             return Swept([], sweep.left(), False)
         load(experiment.data)  # fetched once, here, before several workers would
-        crew = Machine(workers or 1) if scheduler is None else Cluster(scheduler, workers)
+        crew: Machine | Riders | Cluster
+        if together is not None:
+            crew = Riders(together)
+        else:
+            crew = Machine(workers or 1) if scheduler is None else Cluster(scheduler, workers)
         with closing(crew):
             sweep.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
             return work_off(sweep, pending, crew, budget)
 
 
-def work_off(sweep: Sweep, pending: list[Task], crew: Machine | Cluster, budget: float | None) -> Swept:
+def work_off(
+    sweep: Sweep, pending: list[Task], crew: Machine | Riders | Cluster, budget: float | None
+) -> Swept:
     """Hand out tasks, wait for them and enter them, until nothing is left or nobody may go on."""
     deadline = float("inf") if budget is None else time.monotonic() + budget
     interrupted = False
@@ -280,6 +291,8 @@ def work_off(sweep: Sweep, pending: list[Task], crew: Machine | Cluster, budget:
                         tqdm.write(f"stopped {running.pop(future).title}; the next call goes on with it")
                 busy = {task.key for task in running.values()} | given_up.keys()
                 waiting = [task for task in pending if task.key not in busy]
+                if crew.mixes:
+                    waiting = [] if running else [one for one in waiting if alike(one, waiting[0])]
                 room = 0 if late or not waiting else crew.room() - len(running)
                 for task in waiting[: max(0, room)]:
                     again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
@@ -328,6 +341,11 @@ def work_off(sweep: Sweep, pending: list[Task], crew: Machine | Cluster, budget:
             "the same command tries them again: use fewer workers on a machine, or give each more memory"
         )
     return Swept(written, sweep.left(), interrupted)
+
+
+def alike(a: Task, b: Task) -> bool:
+    """Whether two tasks may differ in seed and learning rate alone: results of one arm, or candidates of its search."""
+    return a.arm == b.arm and (a.candidate is None) == (b.candidate is None)
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
