@@ -56,7 +56,8 @@ _SPECS = {
     "pairs": "pairs",
     "iid": "iid",
 }
-_MORE_STYLE = {"alpha": ("table",), "comparison": ("table", "comparison_explorer")}
+_MORE_STYLES = {"alpha": ("table",), "comparison": ("table", "comparison_explorer")}
+_MORE_SCRIPTS = {"comparison": ("comparison",)}
 _VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
 _LINES = 8  # of so many methods the page draws the curves before a reader chooses
 
@@ -112,10 +113,7 @@ def partition_explorer(data: str | Images = "digits") -> ipywidgets.VBox:
 
 def partition_explorer_page() -> str:
     """The explorer as one piece of HTML, style and script included; it needs no kernel and no network."""
-    without = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
-    return _page(
-        "partition", f'<div class="pfl-explorer" role="group" aria-label="Partition explorer">{without}</div>'
-    )
+    return _page("partition")
 
 
 def routing_explorer(
@@ -165,9 +163,7 @@ def routing_explorer_page(
     Raises:
         InputError: the shapes do not fit each other, or a logit is not a number.
     """
-    return _page(
-        "routing", _recorded("routing", "Routing explorer", _routing_record(blocks, rounds, logits, groups))
-    )
+    return _page("routing", _routing_record(blocks, rounds, logits, groups))
 
 
 def gate_explorer(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> ipywidgets.VBox:
@@ -214,7 +210,7 @@ def gate_explorer_page(classes: Sequence[str], images: Sequence[Mapping[str, Any
     Raises:
         InputError: there is no image, or one lacks something or does not fit the classes.
     """
-    return _page("gate", _recorded("gate", "Gate explorer", _gate_record(classes, images)))
+    return _page("gate", _gate_record(classes, images))
 
 
 def alpha_explorer(
@@ -265,7 +261,7 @@ def alpha_explorer_page(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], 
     Raises:
         InputError: there is no run, the shapes do not fit each other, or some weights are no mixture.
     """
-    return _page("alpha", _recorded("alpha", "Alpha explorer", _alpha_record(rounds, alphas, groups)))
+    return _page("alpha", _alpha_record(rounds, alphas, groups))
 
 
 def comparison_explorer(record: Mapping[str, Any]) -> ipywidgets.VBox:
@@ -332,7 +328,7 @@ def comparison_explorer_page(record: Mapping[str, Any]) -> str:
     Raises:
         InputError: the record holds no experiment.
     """
-    return _page("comparison", _recorded("comparison", "Comparison explorer", _comparison_record(record)))
+    return _page("comparison", _comparison_record(record))
 
 
 def _comparison_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -607,22 +603,21 @@ def _shown(words: str, figure: Figure) -> str:
     )
 
 
-def _recorded(kind: str, title: str, record: Mapping[str, Any]) -> str:
-    """An explorer's element with what it shows inside; the data attribute keeps other explorers' scripts away."""
-    data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
-    return (
-        f'<div class="pfl-explorer" data-kind="{kind}" data-ready="" role="group" aria-label="{title}">'
-        f'<script type="application/json">{data}</script></div>'
-    )
-
-
-def _page(kind: str, element: str) -> str:
-    """An element with the explorers' one style, what it needs besides, and its own script."""
+def _page(kind: str, record: Mapping[str, Any] | None = None) -> str:
+    """An explorer's element with the record that it shows, and the styles and scripts that it needs, its own last."""
+    inside = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
+    if record is not None:
+        data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
+        inside += f'<script type="application/json">{data}</script>'
     folder = resources.files("pfl_lite") / "static"
-    sheets = ["explorer", *_MORE_STYLE.get(kind, ())]
+    sheets = ("explorer", *_MORE_STYLES.get(kind, ()))
+    scripts = ("explorer", *_MORE_SCRIPTS.get(kind, ()), f"{kind}_explorer")
     style = "".join((folder / f"{sheet}.css").read_text(encoding="utf-8") for sheet in sheets)
-    script = (folder / f"{kind}_explorer.js").read_text(encoding="utf-8")
-    return f"{element}\n<style>\n{style}</style>\n<script>\n{script}</script>\n"
+    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
+    return (
+        f'<div class="pfl-explorer" data-kind="{kind}" role="group" aria-label="{kind.capitalize()} explorer">{inside}</div>\n'
+        f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
+    )
 
 
 def _counts(images: Images, spec: str, clients: int, seed: int) -> np.ndarray:

@@ -3,11 +3,7 @@
 // tests/test_widgets.py runs this very file and compares its numbers with NumPy's and its words with pfl_lite's.
 (() => {
   "use strict";
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
-  const mean = (values) => (values.length ? sum(values) / values.length : NaN);
-  const safe = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt()};`);
-  // Nine digits first: what adding up in another order changes is cut off, as pfl_lite does it.
-  const show = (value) => (Number.isNaN(value) ? "-" : Number(value.toFixed(9)).toFixed(2));
+  const { sum, mean, safe, fixed, drawing, start } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
   // Total variation distance of two mixtures: half the sum of the differences.
   const distance = (a, b) => 0.5 * sum(a.map((value, i) => Math.abs(value - b[i])));
@@ -31,7 +27,7 @@
     const weights = runs.map((run) => run.weights[at].map((own) => own[layer]));
     const found = weights.map((each) => measures(each, groups));
     const shown = record.measures.map(([name, remark], m) =>
-      [name, remark, ...found.map((values) => show(values[m]))]);
+      [name, remark, ...found.map((values) => fixed(values[m], 2))]);
     const order = groups.map((_, i) => i).sort((a, b) => groups[a] - groups[b] || a - b);
     const branches = weights[0][0].length;
     const [left, gap, top] = [width < 420 ? 26 : 60, 18, 44];
@@ -59,47 +55,34 @@
     const where = layers.length > 1 ? `, ${layers[layer]}` : "";
     const said = runs.map((run, r) => `${run.name}: ${shown.map(([name, , ...values]) => `${name} ${values[r]}`).join(", ")}`);
     const sentence = `round ${rounds[at]}${where}. ${said.join(". ")}`;
-    const svg = `<svg role="img" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
-      `aria-label="Weights of ${order.length} clients on ${branches} branches, ${safe(sentence)}">${parts.join("")}</svg>`;
+    const svg = drawing(width, height, `Weights of ${order.length} clients on ${branches} branches, ${sentence}`, parts);
     return { found, shown, svg, sentence };
   }
 
-  function mount(root) {
-    root.dataset.mounted = "yes";
-    const record = JSON.parse(root.querySelector("script").textContent);
+  function build(root, part, record) {
     const options = record.layers.map((name, i) => `<option value="${i}">${safe(name)}</option>`).join("");
     root.innerHTML = '<form><label><span>round <output></output></span><input type="range" name="at" min="0" ' +
       `max="${record.rounds.length - 1}" value="${record.rounds.length - 1}"></label>` +
       `<label data-row="layer"><span>layer</span><select name="layer">${options}</select></label></form>` +
       '<table></table><p class="spoken" role="status"></p><p class="about"></p><div class="picture"></div>';
-    const part = (selector) => root.querySelector(selector);
     part('[data-row="layer"]').hidden = record.layers.length < 2;
     part(".about").textContent = record.about;
-    function draw() {
+    return (width) => {
       const at = Number(part('[name="at"]').value);
       part("output").textContent = record.rounds[at];
       part('[name="at"]').setAttribute("aria-valuetext", `round ${record.rounds[at]}`);
       const layer = Number(part('[name="layer"]').value);
-      const { shown, svg, sentence } = view(record, { at, layer, width: Math.max(root.clientWidth - 24, 240) });
+      const { shown, svg, sentence } = view(record, { at, layer, width });
       const heads = record.runs.map(({ name, colour }) =>
         `<th scope="col"><i style="background:${colour}"></i>${safe(name)}</th>`);
       part("table").innerHTML = `<thead><tr><td></td>${heads.join("")}</tr></thead><tbody>` +
         shown.map(([name, remark, ...values]) => `<tr><th scope="row">${name}<small>${remark}</small></th>` +
           `${values.map((value) => `<td>${value}</td>`).join("")}</tr>`).join("") + "</tbody>";
       part(".picture").innerHTML = svg;
-      if (part(".spoken").textContent !== sentence) part(".spoken").textContent = sentence;
-    }
-    part("form").addEventListener("input", draw);
-    part("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("resize", draw);
-    draw();
+      return sentence;
+    };
   }
 
-  if (typeof document === "undefined") {
-    module.exports = { distance, effective, measures, view };
-  } else {
-    const start = () => document.querySelectorAll('[data-kind="alpha"]:not([data-mounted])').forEach(mount);
-    start();
-    setTimeout(start, 300); // JupyterLab runs the script of an output before the output is on the page
-  }
+  if (typeof document === "undefined") module.exports = { distance, effective, measures, view };
+  else start("alpha", build);
 })();

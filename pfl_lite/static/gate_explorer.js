@@ -3,9 +3,8 @@
 // tests/test_widgets.py runs this very file and compares its mixtures and words with pfl_lite's.
 (() => {
   "use strict";
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const { sum, safe, drawing, start } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
   const argmax = (values) => values.indexOf(Math.max(...values));
-  const safe = (text) => text.replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt()};`);
 
   const KINDS = ["global", "personal", "mixed"]; // the bars' classes in the style sheet
 
@@ -50,46 +49,32 @@
     });
     const picture = `<svg role="img" width="112" height="112" aria-label="an image of class ${safe(names[image.label])}">${pixels.join("")}</svg>`;
     const sentence = shown.map(([name, value, remark]) => `${name} says ${value}, ${remark}`).join("; ");
-    const svg = `<svg role="img" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
-      `aria-label="${safe(sentence)}">${parts.join("")}</svg>`;
-    return { probabilities, shown, svg, picture, sentence };
+    return { probabilities, shown, svg: drawing(width, height, sentence, parts), picture, sentence };
   }
 
-  function mount(root) {
-    root.dataset.mounted = "yes";
-    const record = JSON.parse(root.querySelector("script").textContent);
+  function build(root, part, record) {
     const options = record.images.map(({ name }, i) => `<option value="${i}">${safe(name)}</option>`).join("");
     root.innerHTML = `<form><label><span>image</span><select name="at">${options}</select></label>` +
       '<label><span>g, weight of the global expert <output></output></span><input type="range" name="g" min="0" max="1" ' +
       'step="0.01"><i aria-hidden="true"><b>▲</b></i></label></form><p class="about"></p><div class="seen"><div></div>' +
       '<dl></dl></div><p class="spoken" role="status"></p><div class="picture"></div>';
-    const part = (selector) => root.querySelector(selector);
-    function draw(event) {
+    return (width, event) => {
       const at = Number(part('[name="at"]').value);
       const slider = part('[name="g"]');
       if (!event || event.target.name === "at") slider.value = record.images[at].g; // start at what the gate says
       const g = Number(slider.value);
       part("output").textContent = g.toFixed(2);
-      const shows = view(record, { at, g, width: Math.max(root.clientWidth - 24, 240) });
+      const shows = view(record, { at, g, width });
       part(".about").textContent = `${record.images[at].about} (▲)`;
       part("i b").style.left = `${100 * record.images[at].g}%`;
       part(".seen div").innerHTML = shows.picture;
       part("dl").innerHTML = shows.shown.map(([name, value, remark], i) =>
         `<div><dt class="${KINDS[i]}">${name}</dt><dd>${safe(value)}<small>${remark}</small></dd></div>`).join("");
       part(".picture").innerHTML = shows.svg;
-      if (part(".spoken").textContent !== shows.sentence) part(".spoken").textContent = shows.sentence;
-    }
-    part("form").addEventListener("input", draw);
-    part("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("resize", () => draw({ target: {} }));
-    draw();
+      return shows.sentence;
+    };
   }
 
-  if (typeof document === "undefined") {
-    module.exports = { softmax, mix, view };
-  } else {
-    const start = () => document.querySelectorAll('[data-kind="gate"]:not([data-mounted])').forEach(mount);
-    start();
-    setTimeout(start, 300); // JupyterLab runs the script of an output before the output is on the page
-  }
+  if (typeof document === "undefined") module.exports = { softmax, mix, view };
+  else start("gate", build);
 })();

@@ -2,19 +2,8 @@
 // tests/test_widgets.py runs this very file and compares its numbers with NumPy's and pfl_lite's.
 (() => {
   "use strict";
+  const { sum, generator, drawing, items, start } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
   const IMAGES = 100; // images of each class
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
-
-  // Uniform numbers in (0, 1): a counter through a 32-bit mixer, one stream a seed.
-  function generator(seed) {
-    let state = Math.imul(seed + 1, 0x85ebca6b);
-    return () => {
-      state = (state + 0x9e3779b9) | 0;
-      let z = Math.imul(state ^ (state >>> 16), 0x21f0aaad);
-      z = Math.imul(z ^ (z >>> 15), 0x735a2d97);
-      return (((z ^ (z >>> 15)) >>> 0) + 0.5) / 2 ** 32;
-    };
-  }
 
   // Standard normal, by Box and Muller.
   const normal = (uniform) => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
@@ -141,12 +130,10 @@
     parts.push(`<text class="middle" x="${left + (clients * cell) / 2}" y="${height - 6}">client</text>`);
     parts.push(`<text class="middle" transform="translate(10 ${y(classes / 2)}) rotate(-90)">class</text>`);
     const sentence = shown.map(([name, value]) => `${name} ${value.replace("∞", "infinite")}`).join(", ");
-    const svg = `<svg role="img" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
-      `aria-label="${classes} classes at ${clients} clients: ${sentence}">${parts.join("")}</svg>`;
+    const svg = drawing(width, height, `${classes} classes at ${clients} clients: ${sentence}`, parts);
     return { counts, measures: found, shown, svg, sentence };
   }
 
-  // The controls are native inputs inside their labels, so that keyboard and screen reader know them.
   const SLIDERS = [ // name, label, smallest, largest, step, start; alpha is set by its decimal logarithm
     ["alpha", "alpha", -1.3, 2, 0.05, -0.4],
     ["k", "classes a client, k", 1, 20, 1, 2],
@@ -155,8 +142,7 @@
     ["seed", "seed", 0, 99, 1, 0],
   ];
 
-  function mount(root) {
-    root.dataset.ready = "yes";
+  function build(root, part) {
     const slider = ([name, label, min, max, step, value]) =>
       `<label data-row="${name}"><span>${label} <output></output></span><input type="range" name="${name}" ` +
       `min="${min}" max="${max}" step="${step}" value="${value}"></label>`;
@@ -164,10 +150,9 @@
       'Dirichlet(alpha)</option><option value="classes">k classes a client</option></select></label>' +
       SLIDERS.map(slider).join("") +
       '</form><dl></dl><p class="spoken" role="status"></p><div class="picture"></div>';
-    const part = (selector) => root.querySelector(selector);
     const input = (name) => part(`[name="${name}"]`);
-    function draw() {
-      const state = { kind: input("kind").value, width: Math.max(root.clientWidth - 24, 240) };
+    return (width) => {
+      const state = { kind: input("kind").value, width };
       input("k").max = input("classes").value;
       for (const [name] of SLIDERS) {
         const value = Number(input(name).value);
@@ -178,22 +163,12 @@
       part('[data-row="alpha"]').hidden = state.kind !== "dirichlet";
       part('[data-row="k"]').hidden = state.kind !== "classes";
       const { shown, svg, sentence } = view(state);
-      part("dl").innerHTML = shown.map(([name, value, remark]) =>
-        `<div><dt>${name}</dt><dd>${value}<small>${remark}</small></dd></div>`).join("");
+      part("dl").innerHTML = items(shown);
       part(".picture").innerHTML = svg;
-      if (part(".spoken").textContent !== sentence) part(".spoken").textContent = sentence;
-    }
-    part("form").addEventListener("input", draw);
-    part("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("resize", draw);
-    draw();
+      return sentence;
+    };
   }
 
-  if (typeof document === "undefined") {
-    module.exports = { generator, dirichlet, classShares, apportion, measures, view };
-  } else {
-    const start = () => document.querySelectorAll(".pfl-explorer:not([data-ready])").forEach(mount);
-    start();
-    setTimeout(start, 300); // JupyterLab runs the script of an output before the output is on the page
-  }
+  if (typeof document === "undefined") module.exports = { generator, dirichlet, classShares, apportion, measures, view };
+  else start("partition", build);
 })();

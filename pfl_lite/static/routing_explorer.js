@@ -3,20 +3,8 @@
 // tests/test_widgets.py runs this very file and compares its routes and words with pfl_lite's.
 (() => {
   "use strict";
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const { sum, mean, generator, drawing, items, start } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
   const sigmoid = (logit) => 1 / (1 + Math.exp(-logit));
-  const mean = (values) => (values.length ? sum(values) / values.length : NaN);
-
-  // Uniform numbers in (0, 1): a counter through a 32-bit mixer, one stream a seed.
-  function generator(seed) {
-    let state = Math.imul(seed + 1, 0x85ebca6b);
-    return () => {
-      state = (state + 0x9e3779b9) | 0;
-      let z = Math.imul(state ^ (state >>> 16), 0x21f0aaad);
-      z = Math.imul(z ^ (z >>> 15), 0x735a2d97);
-      return (((z ^ (z >>> 15)) >>> 0) + 0.5) / 2 ** 32;
-    };
-  }
 
   // Decisions in order: the links into layer 2, 3, ... row by row (target, source), then the output bits.
   function edges(blocks) {
@@ -91,46 +79,32 @@
       parts.push(`<rect x="${x(blocks.length) - 5}" y="${y(blocks.length, 0) - 5}" width="10" height="10"><title>output</title></rect></g>`);
     });
     const sentence = `round ${rounds[at]}: ${shown.map(([name, value, remark]) => `${name} ${value} ${remark}`).join(", ")}`;
-    const svg = `<svg role="img" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
-      `aria-label="Routes of ${order.length} clients, ${sentence}">${parts.join("")}</svg>`;
+    const svg = drawing(width, height, `Routes of ${order.length} clients, ${sentence}`, parts);
     return { found, measures: agree, shown, svg, sentence };
   }
 
-  function mount(root) {
-    root.dataset.mounted = "yes";
-    const record = JSON.parse(root.querySelector("script").textContent);
+  function build(root, part, record) {
     root.innerHTML = '<form><label><span>round <output></output></span><input type="range" name="at" min="0" ' +
       `max="${record.rounds.length - 1}" value="${record.rounds.length - 1}"></label>` +
       '<label><span>decisions</span><select name="kind"><option value="threshold">pi above one half</option>' +
       '<option value="draw">a random draw</option></select></label>' +
       '<label data-row="draw"><span>draw <output></output></span><input type="range" name="draw" min="0" max="99" ' +
       'value="0"></label></form><dl></dl><p class="spoken" role="status"></p><div class="picture"></div>';
-    const part = (selector) => root.querySelector(selector);
     const input = (name) => part(`[name="${name}"]`);
-    function draw() {
+    return (width) => {
       const state = { at: Number(input("at").value), kind: input("kind").value, draw: Number(input("draw").value) };
       part('[data-row="draw"]').hidden = state.kind !== "draw";
       for (const [name, value] of [["at", record.rounds[state.at]], ["draw", state.draw]]) {
         input(name).parentElement.querySelector("output").textContent = value;
         input(name).setAttribute("aria-valuetext", value);
       }
-      const { shown, svg, sentence } = view(record, { ...state, width: Math.max(root.clientWidth - 24, 240) });
-      part("dl").innerHTML = shown.map(([name, value, remark]) =>
-        `<div><dt>${name}</dt><dd>${value}<small>${remark}</small></dd></div>`).join("");
+      const { shown, svg, sentence } = view(record, { ...state, width });
+      part("dl").innerHTML = items(shown);
       part(".picture").innerHTML = svg;
-      if (part(".spoken").textContent !== sentence) part(".spoken").textContent = sentence;
-    }
-    part("form").addEventListener("input", draw);
-    part("form").addEventListener("submit", (event) => event.preventDefault());
-    window.addEventListener("resize", draw);
-    draw();
+      return sentence;
+    };
   }
 
-  if (typeof document === "undefined") {
-    module.exports = { edges, routes, agreement, view, generator };
-  } else {
-    const start = () => document.querySelectorAll('[data-kind="routing"]:not([data-mounted])').forEach(mount);
-    start();
-    setTimeout(start, 300); // JupyterLab runs the script of an output before the output is on the page
-  }
+  if (typeof document === "undefined") module.exports = { edges, routes, agreement, view };
+  else start("routing", build);
 })();
