@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test site pdf course mutations lab lint format chapters reference environment clean distclean lock
+.PHONY: help book test site pdf course mutations lab lint format chapters reference colab environment clean distclean lock
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -68,6 +68,9 @@ chapters: environment ## run chapters and keep their outputs in book/ (all, or N
 
 reference: environment ## write the reference pages that describe the code, from the code
 	@$(PY) tools/update_reference.py
+
+colab: environment ## let chapters install the package where it is missing, once the repository has a public remote
+	@$(PY) tools/add_install_cell.py
 
 environment: $(STAMP) ## make or refresh the environment only
 

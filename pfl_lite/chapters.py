@@ -21,6 +21,19 @@ def source() -> Path:
     raise InputError(f"this installation of pfl_lite has no chapters: {package / 'book'} holds no notebook")
 
 
+def copy_results(folder: Path) -> None:
+    """Copy the stored results that some chapters read to `folder/data`; a chapter in `folder` then finds them.
+
+    Raises:
+        InputError: this installation has no chapters.
+        OSError: `folder` cannot be written.
+    """
+    book = source()
+    data = book / "data" if (book / "data").is_dir() else book.parent / "data"
+    if data.is_dir():
+        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
+
+
 def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
     """Copy the chapters to `folder`, with the stored results that some of them read below `folder/data`.
 
@@ -31,7 +44,6 @@ def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
         OSError: `folder` cannot be written.
     """
     book = source()
-    data = book / "data" if (book / "data").is_dir() else book.parent / "data"
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the chapters")
     chapters = sorted(book.glob("*.ipynb"))
@@ -42,6 +54,5 @@ def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     written = [Path(shutil.copyfile(chapter, folder / chapter.name)) for chapter in chapters]
-    if data.is_dir():
-        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
+    copy_results(folder)
     return written

@@ -166,7 +166,7 @@ def test_launch_buttons_come_from_the_remote(
 
 
 def test_colab_gets_a_button_where_the_chapters_install_the_package(
-    builder: ModuleType, tmp_path: Path
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.inputtransformer2 import TransformerManager
 
@@ -187,14 +187,22 @@ def test_colab_gets_a_button_where_the_chapters_install_the_package(
     rest = [one for one in after.cells if one is not cell]
     assert [(one.id, one.source) for one in rest] == [(one.id, one.source) for one in before.cells]
 
+    lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "--config=pyproject.toml", "--ignore=E402"]
+    said = subprocess.run([*lint, str(book)], capture_output=True, text=True, cwd=ROOT)
+    assert said.returncode == 0, said.stdout
+
     # Here the package is installed, so the cell runs and installs nothing.
+    empty = tmp_path / "colab"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
     calls: list[str] = []
     shell = type("Shell", (), {"run_line_magic": lambda self, *line: calls.append(" ".join(line))})()
     python = TransformerManager().transform_cell(cell.source)
     exec(python, {"get_ipython": lambda: shell})
-    assert not calls
+    assert not calls and not list(empty.iterdir())
     exec(python.replace("is None", "is not None"), {"get_ipython": lambda: shell})
     assert calls == ['pip install --quiet "git+https://github.com/some-one/pfl"']
+    assert (empty / "data/paper_tables.csv").is_file() and any((empty / "data/results").iterdir())
 
     repository = repository_at(tmp_path / "here", "https://github.com/some-one/pfl")
     buttons = builder.configuration(book, repository)["launch_buttons"]

@@ -18,7 +18,7 @@ PROGRESS = re.compile(r"(reading sources|writing output)\.\.\. *\[ *(\d+)%\]")
 REMOTE = re.compile(
     r"(?:https://|ssh://git@|git@)((?:github|gitlab)\.com)[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?"
 )
-INSTALL_ID = '"id": "install-pfl-lite"'  # of the cell that tools/add_install_cell.py writes
+INSTALL_ID = "install-pfl-lite"  # of the cell that tools/add_install_cell.py writes
 TROUBLE = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|Exception|Error:")
 
 
@@ -49,7 +49,7 @@ def configuration(source: Path, repository: Path = ROOT) -> dict[str, Any]:
         buttons = config["launch_buttons"]
         buttons["binderhub_url"] = "https://mybinder.org"
         chapters = list(source.glob("*.ipynb"))
-        installs = all(INSTALL_ID in chapter.read_text(encoding="utf-8") for chapter in chapters)
+        installs = all(f'"id": "{INSTALL_ID}"' in chapter.read_text(encoding="utf-8") for chapter in chapters)
         if "github.com" in address and chapters and installs:
             buttons["colab_url"] = "https://colab.research.google.com"
     return config
