@@ -100,7 +100,7 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
 
 def page_numbers(pdf: bytes) -> dict[str, int]:
     """On which page of a PDF by Chromium each chapter begins, by the chapter's name."""
-    leaves = [number for number, _ in re.findall(rb"(\d+) 0 obj\s*<<\s*/Type /Page\b(?!s)()", pdf)]
+    leaves = re.findall(rb"(\d+) 0 obj\s*<<\s*/Type /Page\b", pdf)
     where = {leaf: place for place, leaf in enumerate(leaves, start=1)}
     marks = re.findall(rb"/document-([\w-]+) \[(\d+) 0 R /XYZ", pdf)
     return {name.decode(): where[leaf] for name, leaf in marks if leaf in where}
