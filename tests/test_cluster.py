@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_sweep import Inline, enter_steady, entries, when
+from test_sweep import ROUNDS, Inline, enter_steady, entries, when
 
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import crews, sweep
@@ -49,8 +50,19 @@ class Workers:
         """What the scheduler knows of every worker, by name."""
         return {one.name: one for one in self.cluster.scheduler.workers.values()}
 
+    def last_word(self, name: str) -> tuple[Any, ...]:
+        """What the sweep heard last from a worker: arm, seed, candidate and round; nothing if it has not trained."""
+
+        async def heard() -> list[tuple[float, list[Any]]]:
+            topics = self.cluster.scheduler.get_events()
+            return [event for topic in topics if topic.startswith("pfl-lite") for event in topics[topic]]
+
+        mine = self.known()[name].server_id
+        said = [(at, words) for at, (worker, *words) in self.cluster.sync(heard) if worker == mine]
+        return tuple(max(said, key=lambda one: one[0])[1]) if said else ()
+
     def wait_for(self, *names: str) -> None:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while self.known().keys() != set(names) and time.monotonic() < until:
             time.sleep(0.05)
         assert self.known().keys() == set(names)
@@ -83,13 +95,20 @@ def refused(name: str, scheduler: str, folder: Path) -> str:
     return str(error.value)
 
 
-def in_the_middle(folder: Path) -> bool:
-    """Whether a result is in hand and far from its last round."""
-    try:
-        kept = [torch.load(path, weights_only=True)["round"] for path in folder.rglob("*-run.pt")]
-    except FileNotFoundError:  # it has just landed
+def caught(workers: Workers, name: str, folder: Path) -> bool:
+    """Whether a worker is in the middle of a result of its own, where it then stands still; else it goes on."""
+    arm, seed, candidate, _ = workers.last_word(name) or ("", 0, 0, 0)
+    if candidate is not None:
         return False
-    return bool(kept) and min(kept) <= 15
+    workers.processes[name].send_signal(signal.SIGSTOP)
+    checkpoint = next(folder.rglob(f"{arm}-seed{seed}-run.pt"), None)
+    try:
+        if checkpoint is not None and torch.load(checkpoint, weights_only=True)["round"] < ROUNDS:
+            return True
+    except FileNotFoundError:  # the result has just landed
+        pass
+    workers.processes[name].send_signal(signal.SIGCONT)
+    return False
 
 
 def test_a_worker_is_killed_and_every_run_lands_once_with_the_same_numbers(
@@ -101,14 +120,12 @@ def test_a_worker_is_killed_and_every_run_lands_once_with_the_same_numbers(
 ) -> None:
     workers.wait_for("first", "second")
     folder = tmp_path / "cluster"
-    killed = when(
-        lambda: in_the_middle(folder) and workers.known()["first"].processing,
-        lambda: workers.kill("first"),
-    )
+    killed = when(lambda: caught(workers, "first", folder), lambda: workers.kill("first"))
     done = sweep.reproduce(steady, scheduler=workers.address, device="cpu", ledger=Ledger(folder))
     said = capsys.readouterr().out
     assert not killed.is_alive() and "first" not in workers.processes
-    assert "a worker was lost" in said, said
+    repeated = re.findall(r"a worker was lost: \w+ seed \d is repeated from round (\d+)", said)
+    assert len(repeated) == 1 and 0 < int(repeated[0]) < ROUNDS, said
     assert done.left == 0 and len(done.written) == 2 + 4 and not list(folder.rglob("*.pt"))
     assert said.count("done ") == 6 and len({line for line in said.splitlines() if "done " in line}) == 6
     monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)

@@ -25,6 +25,8 @@ from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
 
+ROUNDS = 30  # of a result of `enter_steady`
+
 
 class Inline:
     """A pool that works in this process, so that a test may change what the work sees."""
@@ -53,11 +55,13 @@ def entries(folder: Path) -> dict[str, Any]:
 
 
 def when(condition: Callable[[], Any], action: Callable[[], Any]) -> threading.Thread:
-    """Do something in the middle of what this thread is about to do, as soon as `condition` holds."""
+    """Do something in the middle of what this thread is about to do, as soon as `condition` holds (and never if it does not)."""
 
     def watch() -> None:
-        until = time.monotonic() + 120
-        while not condition() and time.monotonic() < until:
+        until = time.monotonic() + 600
+        while not condition():
+            if time.monotonic() > until:
+                return
             time.sleep(0.02)
         action()
 
@@ -70,7 +74,7 @@ def enter_steady(monkeypatch: pytest.MonkeyPatch) -> str:
     """An experiment of two candidates of FedAvg, two seeds of FedAvg and Local: long enough for a middle."""
     fedavg, local = PFEDMB_TABLE1.arm("fedavg"), PFEDMB_TABLE1.arm("local")
     arms = (replace(fedavg, grid=fedavg.grid[:2]), replace(local, grid=()))
-    settings = {"data": "digits", "model": "linear", "rounds": 30, "epochs": 1, "search_rounds": 3}
+    settings = {"data": "digits", "model": "linear", "rounds": ROUNDS, "epochs": 1, "search_rounds": 3}
     steady = replace(PFEDMB_TABLE1, name="steady", arms=arms, seeds=(0, 1), **settings)
     monkeypatch.setitem(EXPERIMENTS, "steady", steady)
     return "steady"
