@@ -344,6 +344,24 @@ def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..
         assert told(widget) == [kept["classes"][best] for best in mixed.argmax(1)]
 
 
+def test_the_comparison_explorer_follows_its_buttons(
+    driver: webdriver.Chrome, go: Callable[..., None], site: Path
+) -> None:
+    name = "comparing-methods"
+    methods = record(site, name, "comparison")["experiments"][0]["methods"]
+    go(name)
+    widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="comparison"]')
+    every, none = widget.find_elements(By.CSS_SELECTOR, "button")
+    for button, rows in ((none, 0), (every, len(methods))):
+        button.send_keys(Keys.ENTER)
+        assert len(widget.find_elements(By.CSS_SELECTOR, "tbody tr")) == rows
+        assert bool(widget.find_elements(By.CSS_SELECTOR, ".picture polyline")) == bool(rows)
+    slide(widget, "at", 1)
+    assert len(widget.find_elements(By.CSS_SELECTOR, "tbody tr")) > 0, (
+        "another experiment starts with methods"
+    )
+
+
 def test_a_player_plays(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
     go("clusters")
     player = driver.find_element(By.CSS_SELECTOR, ".pfl-player")
