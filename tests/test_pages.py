@@ -144,6 +144,7 @@ def test_rows_of_one_method_meet_under_one_name(ledger: Ledger) -> None:
     ledger.write(make_run(name, "fedmn", 50))
     shown = pages.grid("fedmn-table2-cifar10", name, ledger=ledger).data
     assert shown.index.tolist()[-3:] == ["pFedMe", "FedEM", "FedMN"] and shown.notna().all(axis=None)
+    assert shown.columns.get_level_values(0).unique().tolist() == ["cifar10", "emnist"]
     assert shown.loc["FedMN"].tolist() == ["83.40", "not run", "83.80", "50.07"]  # clients waver around 50
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -152,8 +153,8 @@ def grid(
 ) -> Styler:
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
-    A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. `measure`: which one, where
-    the experiments have several; without it the first.
+    A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. A column is called what tells its
+    experiment from the others. `measure`: which one, where the experiments have several; without it the first.
 
     Raises:
         InputError: an unknown experiment or budget, or a measure that one of the experiments lacks.
@@ -161,6 +162,8 @@ def grid(
     parts: dict[tuple[str, str], pd.Series] = {}
     gaps: dict[Any, list[float]] = {}
     some = [get_experiment(name, budget) for name in names]
+    words = zip(*(name.split("-") for name in names), strict=False)
+    same = "-".join(each[0] for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
     labels = {
         key: one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
     }
@@ -168,16 +171,17 @@ def grid(
         frame = measured(planned, table_of(name, ledger, budget), measure)
         few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
         ours = [cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
-        parts[name, "paper"] = frame["Paper (%)"].map(number)
-        parts[name, "ours"] = pd.Series(ours, index=frame.index)
-        gaps[name, "ours"] = frame["Gap"].tolist()
+        own = name.removeprefix(f"{same}-")
+        parts[own, "paper"] = frame["Paper (%)"].map(number)
+        parts[own, "ours"] = pd.Series(ours, index=frame.index)
+        gaps[own, "ours"] = frame["Gap"].tolist()
     shown = pd.concat(parts, axis=1).rename(index=labels)
     shown.index.name = "Method"
 
     def colours(column: pd.Series) -> list[str]:
         return list(map(shade, gaps.get(column.name, [np.nan] * len(column))))
 
-    return shown.style.apply(colours)
+    return shown.style.apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
 
 
 def measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
