@@ -233,6 +233,15 @@ def test_slides_follow_the_chapter(course: Path) -> None:
     assert "four clients a round: $P$ down" not in words and "Four clients a round" not in words  # a solution
 
 
+def test_an_equation_on_a_slide_says_whose_it_is(text_tools: ModuleType) -> None:
+    lead_of = importlib.import_module("chapter_slides").lead_of
+    assert lead_of("**Ditto** trains $w$. It also keeps $v_i$:") == "**Ditto.** It also keeps $v_i$:"
+    assert lead_of("**The score.** It counts pairs. We look at") == "**The score.** We look at"
+    assert lead_of("**FedProx** adds a term:") == "**FedProx** adds a term:"
+    assert lead_of("Both are seen. So") == "So"
+    assert lead_of("") == lead_of("- a point") == ""
+
+
 def test_chapters_have_five_exercises_of_four_kinds(text_tools: ModuleType) -> None:
     lacking = {}
     for chapter in text_tools.chapters(ROOT / "book"):

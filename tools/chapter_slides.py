@@ -46,6 +46,15 @@ def sentences(paragraph: str) -> list[str]:
     return re.split(r"(?<=[.?!:])\s+(?=[A-Z*_`$\[])", " ".join(paragraph.split()))
 
 
+def lead_of(paragraph: str) -> str:
+    """The last sentence of a paragraph, after the bold words with which it opens: they say whom "it" stands for."""
+    if not paragraph or paragraph.startswith(("- ", "|", ">")):
+        return ""
+    *earlier, last = sentences(paragraph)
+    name = re.match(r"\*\*(.+?)\.?\*\*", paragraph)
+    return f"**{name[1]}.** {last}" if name and earlier else last
+
+
 def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, NotebookNode]]:
     """The slides of a chapter as (reveal's type of the cell, cell).
 
@@ -113,7 +122,7 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                     if equations > EQUATIONS:
                         equations = 1
                         yield "subslide", new_markdown_cell(f"### {section}")
-                    lead = sentences(before)[-1] if before and not before.startswith(("- ", "|", ">")) else ""
+                    lead = lead_of(before)
                     yield "-", new_markdown_cell(f"{lead}\n\n{block}" if lead else block)
                 before = ""
             elif block.startswith("> ") and section == chapter.title:
