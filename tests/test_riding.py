@@ -80,6 +80,19 @@ def test_dropout_and_augmentation_are_those_of_each_run(
     assert set(calls) == {3}
 
 
+def test_one_computation_of_a_kind_serves_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = riding.Shared.__init__
+
+    def counted(self: riding.Shared, seats: Any) -> None:
+        made.append(len(seats))
+        make(self, seats)
+
+    monkeypatch.setattr(riding.Shared, "__init__", counted)
+    run_together([configured("fedavg", seed=seed, rounds=5) for seed in (3, 4)])
+    assert made == [2, 2]  # training, and scoring
+
+
 def test_runs_that_differ_otherwise_are_computed_one_after_another(calls: list[int]) -> None:
     configs = [configured("fedprox", mu=0.1), configured("fedprox", mu=1.0), configured("fedavg")]
     for config, simulation in zip(configs, run_together(configs), strict=True):

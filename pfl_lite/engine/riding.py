@@ -222,10 +222,10 @@ class Ride:
             if request.round == behind:
                 kinds[request.kind].append(request)
         self.waiting = [request for request in self.waiting if request.round != behind]
-        for kind, requests in kinds.items():
+        for requests in kinds.values():
             requests.sort(key=lambda request: (request.seat.seed, request.settings.lr))
             seats = tuple(request.seat for request in requests)
-            place = kind, seats
+            place = requests[0].function.__code__, seats  # serves all rounds: what it learned of memory stays
             try:
                 if place not in self.shared:
                     self.shared[place] = Shared(seats)
