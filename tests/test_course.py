@@ -276,7 +276,13 @@ def test_teachers_guide_names_exercises_and_chapters_that_exist(text_tools: Modu
 def test_zip_holds_the_course(course: Path) -> None:
     with zipfile.ZipFile(course / "pfl-course.zip") as packed:
         names = set(packed.namelist())
+        first = packed.read("pfl-course/README.md").decode()
+    assert set(re.findall(r"^\| `(\w+)/`", first, re.MULTILINE)) == {
+        name.split("/")[1] for name in names if name.count("/") > 1
+    }
     for part in (
+        "LICENSE",
+        "LICENSE-TEXT",
         f"student/{ONE}.ipynb",
         f"instructor/{ONE}.ipynb",
         f"slides/{ONE}.html",

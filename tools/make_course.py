@@ -153,6 +153,24 @@ def release(grading: Path, name: str) -> None:
         raise RuntimeError(f"nbgrader could not release {name}:\n{result['log']}")
 
 
+READ_FIRST = """# A course on personalized federated learning
+
+| Folder | For | What |
+|---|---|---|
+| `student/` | students | the chapters as notebooks, with stubs in the place of solutions |
+| `slides/` | everybody | one file a chapter; opens in a browser, without a network |
+| `instructor/` | teachers | the same notebooks with solutions, and answers to the exam questions |
+| `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
+
+Hand out `student/` and `slides/`, not this whole folder.
+
+The notebooks import `pfl_lite`. In a clone of the book's repository `make environment` makes an environment that has it, with
+JupyterLab and nbgrader in `.venv/bin`; the chapter *Teaching with this book* says how submissions are graded.
+
+Text is under CC BY 4.0 (`LICENSE-TEXT`), code under BSD-3-Clause (`LICENSE`).
+"""
+
+
 def make(book: Path, output: Path, names: list[str]) -> None:
     """Write everything for the named chapters into `output`, replacing what is there."""
     writer = Writer(book)
@@ -178,6 +196,9 @@ def make(book: Path, output: Path, names: list[str]) -> None:
         write_slides(chapter, writer, slides)
         print(f"  {chapter.name}", flush=True)
     shutil.copy(book / "_instructor/exam-answers.md", instructor)
+    for licence in ("LICENSE", "LICENSE-TEXT"):
+        shutil.copy(ROOT / licence, output)
+    (output / "README.md").write_text(READ_FIRST, encoding="utf-8")
     archive = output / "pfl-course.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(output.rglob("*")):
