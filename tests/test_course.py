@@ -12,6 +12,7 @@ import sys
 import types
 import zipfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote
@@ -240,6 +241,17 @@ def test_an_equation_on_a_slide_says_whose_it_is(text_tools: ModuleType) -> None
     assert lead_of("**FedProx** adds a term:") == "**FedProx** adds a term:"
     assert lead_of("Both are seen. So") == "So"
     assert lead_of("") == lead_of("- a point") == ""
+
+
+def test_no_slide_announces_what_does_not_follow(text_tools: ModuleType) -> None:
+    slides = importlib.import_module("chapter_slides")
+    writer = text_tools.Writer(ROOT / "book")
+    for chapter in writer.chapters:
+        texts = [cell.source.strip() for _, cell in slides.markdown_slides(chapter, writer)]
+        for shown, then in pairwise([*texts, ""]):
+            words = shown.splitlines()[-1] if shown else ""
+            if words and not words.startswith(("#", "- ", "$$", "|")) and not then.startswith("$$"):
+                assert not words.endswith((":", " is", " are")), f"{chapter.name}: {words}"
 
 
 def test_chapters_have_five_exercises_of_four_kinds(text_tools: ModuleType) -> None:

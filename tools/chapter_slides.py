@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -46,6 +47,14 @@ def sentences(paragraph: str) -> list[str]:
     return re.split(r"(?<=[.?!:])\s+(?=[A-Z*_`$\[])", " ".join(paragraph.split()))
 
 
+def opening(paragraph: str, following: str) -> str:
+    """The first sentences of a paragraph, but none that announces what no slide shows; a formula that follows is shown."""
+    shown = sentences(paragraph)[:SENTENCES]
+    if shown[-1].endswith(":") and not following.startswith("$$"):
+        shown = shown[:-1] or [shown[-1][:-1] + "."]
+    return " ".join(shown)
+
+
 def lead_of(paragraph: str) -> str:
     """The last sentence of a paragraph, after the bold words with which it opens: they say whom "it" stands for."""
     if not paragraph or paragraph.startswith(("- ", "|", ">")):
@@ -59,11 +68,11 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
     """The slides of a chapter as (reveal's type of the cell, cell).
 
     The rule: the title with what one will learn; a slide for every section with its first two sentences; its numbered
-    equations, each with the sentence that leads to it; a slide a figure; in sections that derive, the code that fits on a
+    equations, each with the sentence that leads to it, and one that ends these sentences; a slide a figure; in sections that derive, the code that fits on a
     slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a cell's own
     `slideshow.slide_type` goes before the rule: `skip` leaves it out, any other keeps it whole.
     """
-    section, fresh, equations, before = "", False, 0, ""
+    section, fresh, equations, before, unfinished = "", False, 0, "", False
     pitfalls: list[str] = []
 
     def close() -> Iterator[tuple[str, NotebookNode]]:
@@ -97,7 +106,7 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
         if wish:
             yield wish, new_markdown_cell(text)
             continue
-        for block in blocks(text):
+        for block, following in pairwise([*blocks(text), ""]):
             if heading := re.match(r"(#+) (.*)", block):
                 level, title = len(heading[1]), heading[2]
                 pitfall_section = section.startswith("Common pitfalls")
@@ -117,14 +126,14 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                 if bold := re.match(r"\*\*(.+?)\*\*", block):
                     pitfalls.append(bold[1].rstrip("."))
             elif block.startswith("$$"):
-                if "\\tag" in block:
+                if "\\tag" in block or unfinished:
                     equations += 1
                     if equations > EQUATIONS:
                         equations = 1
                         yield "subslide", new_markdown_cell(f"### {section}")
                     lead = lead_of(before)
                     yield "-", new_markdown_cell(f"{lead}\n\n{block}" if lead else block)
-                before = ""
+                before, unfinished = "", False
             elif block.startswith("> ") and section == chapter.title:
                 yield "-", new_markdown_cell("\n".join(line[2:] for line in block.splitlines()))
                 fresh = False
@@ -132,15 +141,11 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                 points = [" ".join(sentences(point)[:SENTENCES]) for point in block[2:].split("\n- ")]
                 yield "-", new_markdown_cell("\n".join(f"- {point}" for point in points))
             elif fresh and section != chapter.title and not block.startswith(("|", "*Table")):
-                yield (
-                    "-",
-                    new_markdown_cell(
-                        " ".join(sentences(block)[:SENTENCES]) if not block.startswith("- ") else block
-                    ),
-                )
-                fresh, before = False, ""
+                shown = block if block.startswith("- ") else opening(block, following)
+                yield "-", new_markdown_cell(shown)
+                fresh, before, unfinished = False, "", not shown.endswith((".", "!", "?"))
             else:
-                before = block
+                before, unfinished = block, False
     yield from close()
     if listed := exercises(chapter):
         names = "\n".join(
