@@ -67,10 +67,10 @@ def lead_of(paragraph: str) -> str:
 def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, NotebookNode]]:
     """The slides of a chapter as (reveal's type of the cell, cell).
 
-    The rule: the title with what one will learn; a slide for every section with its first two sentences; its numbered
-    equations, each with the sentence that leads to it, and one that ends these sentences; a slide a figure; in sections that derive, the code that fits on a
-    slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a cell's own
-    `slideshow.slide_type` goes before the rule: `skip` leaves it out, any other keeps it whole.
+    The rule: the title with what one will learn; a slide for every section with its first two sentences, and the formula that
+    they lead to; its numbered equations, each with the sentence that leads to it; a slide a figure; in sections that derive, the
+    code that fits on a slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a
+    cell's own `slideshow.slide_type` goes before the rule: `skip` leaves it out, any other keeps it whole.
     """
     section, fresh, equations, before, unfinished = "", False, 0, "", False
     pitfalls: list[str] = []
