@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.riding import Ride, run_together
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.errors import InputError
+from pfl_lite.experiments.crews import Riders, Task
 from pfl_lite.methods import METHODS
 from pfl_lite.methods.base import Method
+from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import NETWORKS, NetworkSpec
 
 OTHERS = ({"seed": 3}, {"seed": 4}, {"seed": 3, "lr": 0.05})
@@ -151,3 +156,91 @@ def test_a_run_that_cannot_be_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, t
 def test_what_cannot_ride_is_refused() -> None:
     with pytest.raises(InputError, match="--engine vmap, not loop"):
         run_together([configured("fedavg", engine="loop")])
+
+
+def test_rates_of_fine_tuning_that_are_those_of_one_run_alone_keep_runs_apart(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"rounds": 3, "epochs": 1, "ft_epochs": 1, "ft_lr": 0.1, "ft_every": 1}
+    configs = [configured("fedavg", lr=lr, **common) for lr in (0.1, 0.05)]
+    for rounds, config in enumerate(configs, 1):  # so that one fine-tunes where the other trains
+        stop = iter([False] * rounds + [True])
+        Simulation(config).run(checkpoint=tmp_path / f"{config.lr}.pt", stop=stop.__next__)
+    ride, done = Ride(len(configs)), {}
+
+    def train(config: RunConfig) -> None:
+        try:
+            done[config.lr] = ride.simulation(config)
+            done[config.lr].run(checkpoint=tmp_path / f"{config.lr}.pt", progress=False)
+        finally:
+            ride.leave()
+
+    with ThreadPoolExecutor(len(configs)) as threads:
+        list(threads.map(train, configs))
+    for config in configs:
+        mine, theirs = (
+            [entry["tuned_accuracy"] for entry in one.history.rounds]
+            for one in (done[config.lr], alone(config))
+        )
+        assert mine == pytest.approx(theirs)
+
+
+@dataclass(frozen=True)
+class Listed(FedAvg):
+    """FedAvg with a setting that cannot be hashed."""
+
+    sizes: tuple[list[int], ...] = ([1],)
+
+
+def test_settings_need_not_be_hashable(calls: list[int]) -> None:
+    config = make_config(Listed(), **(FAST | {"engine": "vmap"}))
+    configs = [replace(config, seed=seed) for seed in (3, 4)]
+    done = within(60, lambda: run_together(configs))
+    assert [simulation.round for simulation in done] == [2, 2] and set(calls) == {2}
+
+
+def test_a_run_that_fails_between_computations_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregate, seen = FedAvg.aggregate, []
+
+    def broken(self: FedAvg, server: Any, uploads: Any, round: Any) -> Any:
+        seen.append((round.seed, round.number))
+        if (round.seed, round.number) == (3, 2):
+            raise InputError("no sum")
+        return aggregate(self, server, uploads, round)
+
+    monkeypatch.setattr(FedAvg, "aggregate", broken)
+    with pytest.raises(InputError, match="no sum"):
+        within(60, lambda: run_together([configured("fedavg", seed=seed, rounds=200) for seed in (3, 4)]))
+    assert max(number for _, number in seen) < 200
+
+
+def test_an_interrupted_computation_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Mapping, *about: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(riding.Shared, "stacked", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        within(60, lambda: run_together([configured("fedavg", seed=seed) for seed in (3, 4)]))
+
+
+def test_nobody_waits_for_a_run_that_is_cancelled_before_it_begins(tmp_path: Path) -> None:
+    crew = Riders(1)
+    held = threading.Event()
+    crew.pool.submit(held.wait)  # the only thread
+    waiting = crew.submit(Task("", "fedavg", 3, configured("fedavg")), tmp_path / "checkpoint.pt")
+    assert crew.ride.riders == 1 and waiting.cancel()
+    assert crew.ride.riders == 0
+    held.set()
+    crew.close()
+
+
+def within(seconds: float, action: Callable[[], Any]) -> Any:
+    """What an action gives, or its error; a failure, not a test that hangs, where it takes longer."""
+    came: Future[Any] = Future()
+
+    def act() -> None:
+        try:
+            came.set_result(action())
+        except BaseException as error:
+            came.set_exception(error)
+
+    threading.Thread(target=act, daemon=True).start()
+    return came.result(timeout=seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -61,7 +60,7 @@ class Request:
     error: BaseException | None = None
 
     @property
-    def kind(self) -> Hashable:
+    def kind(self) -> tuple[object, ...]:
         """Equal for requests that one computation answers: they differ in clients, parameters and learning rate only."""
         shapes = tuple(
             (name, tensor.shape[1:] if part is self.clients else tensor.shape)
@@ -136,7 +135,8 @@ class Seat(Mapping):
         if config.engine != "vmap":
             raise InputError(f"runs ride together with --engine vmap, not {config.engine}")
         super().__init__(network, federation, config.seed, config.computing)
-        self.ride, self.alike = ride, replace(config, seed=0, lr=1.0)
+        # fine-tuning at the rate of training may be the next round's work, which then answers more than that of another rate
+        self.ride, self.alike = ride, (replace(config, seed=0, lr=1.0), config.ft_lr in (None, config.lr))
         self.library = ride.library_of(federation)
 
     def __call__(
@@ -188,7 +188,7 @@ class Ride:
         with self.turn:
             self.riders -= 1
             self.shared.clear()  # what belongs to those who were here
-            self.go_on()
+            self.turn.notify_all()  # one of those who wait goes on
 
     def seat(self, config: RunConfig, network: Network, federation: Federation) -> Seat:
         """Where a run that rides along asks for the work of its clients."""
@@ -205,24 +205,30 @@ class Ride:
         """What a run asked for, once it is there; an error of the computation is raised by every run that asked for it."""
         with self.turn:
             self.waiting.append(request)
-            self.go_on()
-            self.turn.wait_for(lambda: request.answers is not None or request.error is not None)
+            while request.answers is None and request.error is None:
+                if len(self.waiting) < self.riders:
+                    self.turn.wait()
+                else:
+                    self.go_on()
         if request.error is not None:
             raise request.error
         assert request.answers is not None
         return request.answers
 
     def go_on(self) -> None:
-        """Compute what is asked for by those who are furthest behind, if everybody aboard is waiting."""
-        if not self.waiting or len(self.waiting) < self.riders:
-            return
+        """Compute what is asked for by those who are furthest behind; everybody aboard is waiting."""
         behind = min(request.round for request in self.waiting)
-        kinds: defaultdict[Hashable, list[Request]] = defaultdict(list)
-        for request in self.waiting:
-            if request.round == behind:
-                kinds[request.kind].append(request)
+        asked = [request for request in self.waiting if request.round == behind]
         self.waiting = [request for request in self.waiting if request.round != behind]
-        for requests in kinds.values():
+        kinds: list[tuple[object, list[Request]]] = []  # no dict: a method's settings need not be hashable
+        for request in asked:
+            kind = request.kind
+            mine = next((requests for known, requests in kinds if known == kind), None)
+            if mine is None:
+                kinds.append((kind, [request]))
+            else:
+                mine.append(request)
+        for _, requests in kinds:
             requests.sort(key=lambda request: (request.seat.seed, request.settings.lr))
             seats = tuple(request.seat for request in requests)
             place = requests[0].function.__code__, seats  # serves all rounds: what it learned of memory stays
@@ -230,7 +236,7 @@ class Ride:
                 if place not in self.shared:
                     self.shared[place] = Shared(seats)
                 self.shared[place].answer(requests)
-            except Exception as error:
+            except BaseException as error:  # an interrupt too: who is not answered waits for ever
                 for request in requests:
                     request.error = error
         self.turn.notify_all()
@@ -244,15 +250,18 @@ def run_together(configs: Sequence[RunConfig]) -> list[Simulation]:
     Raises:
         InputError: a run that cannot be, or that cannot ride with others.
     """
-    ride = Ride(len(configs))
+    ride, stopping = Ride(len(configs)), threading.Event()
 
     def train(config: RunConfig) -> Simulation:
         try:
             simulation = ride.simulation(config)
-            simulation.run(progress=False)
+            simulation.run(stop=stopping.is_set, progress=False)
             return simulation
         finally:
             ride.leave()
 
     with ThreadPoolExecutor(len(configs)) as threads:
-        return list(threads.map(train, configs))
+        try:
+            return list(threads.map(train, configs))
+        finally:
+            stopping.set()  # after an error or an interrupt the others end with the round in hand

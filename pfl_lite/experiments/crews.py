@@ -191,14 +191,9 @@ class Riders:
     def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
         """Start a run; the others wait for it from now on, so that runs begin their first rounds together."""
         self.ride.join()
-        return self.pool.submit(self.train, task, checkpoint)
-
-    def train(self, task: Task, checkpoint: Path) -> Report:
-        """In a thread: `train`, riding along."""
-        try:
-            return train(task, checkpoint, self.tell, self.ride)
-        finally:
-            self.ride.leave()
+        future = self.pool.submit(train, task, checkpoint, self.tell, self.ride)
+        future.add_done_callback(lambda _: self.ride.leave())  # also where it is cancelled before it begins
+        return future
 
     def tell(self, key: Key, at: int) -> bool:
         """In a thread: say which round a run has reached; whether it is to stop."""
