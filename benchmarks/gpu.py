@@ -215,7 +215,7 @@ class Bench:
                 images = sum(sim.map.images_trained for sim in sims)
                 took = min(self.each(sims, Simulation.advance) for _ in range(2))
                 rate = (sum(sim.map.images_trained for sim in sims) - images) / 2 / took
-                look = self.each(ride, sims, lambda sim: sim._score({}, "personal", sim.personal_models()))
+                look = self.each(sims, lambda sim: sim._score({}, "personal", sim.personal_models()))
                 hours = alike * (took + look / experiment.eval_every) / 3600  # all seeds; of one round
                 total += hours
                 yield {
