@@ -19,7 +19,7 @@ from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import frame as claims_frame
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, EXPERIMENTS, Experiment, get_experiment
+from pfl_lite.experiments.protocols import EXPERIMENTS, Experiment, get_experiment
 from pfl_lite.experiments.tables import accuracy, runs_of
 from pfl_lite.experiments.tables import table as table_of
 
@@ -40,9 +40,9 @@ SPENT = [  # columns of `costs`
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
-def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
+def facts(*names: str) -> Styler:
     """The protocols of some experiments side by side: a column each, a row a choice."""
-    some = [get_experiment(name, budget) for name in names]
+    some = [get_experiment(name) for name in names]
     columns = {
         one.name: {
             "data": one.data,
@@ -54,14 +54,14 @@ def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
             "local epochs": str(one.epochs),
             "batch": str(one.batch_size),
             "seeds": ", ".join(map(str, one.seeds)),
-            "settings chosen": chosen_where(one),
+            "settings chosen": _chosen_where(one),
         }
         for one in some
     }
     return pd.DataFrame(columns).style
 
 
-def chosen_where(experiment: Experiment) -> str:
+def _chosen_where(experiment: Experiment) -> str:
     """Where and how long an experiment's candidates were tried."""
     tried = sorted({len(arm.grid) for arm in experiment.arms if arm.grid})
     if experiment.searched_in:
@@ -71,9 +71,9 @@ def chosen_where(experiment: Experiment) -> str:
     return f"{' or '.join(map(str, tried))} candidates, {experiment.search_rounds} rounds, seed {experiment.search_seed}"
 
 
-def deviations(*names: str, budget: str = DEFAULT_BUDGET) -> Markdown:
+def deviations(*names: str) -> Markdown:
     """Where the protocols leave the paper, numbered, each said once."""
-    said = dict.fromkeys(text for name in names for text in get_experiment(name, budget).deviations)
+    said = dict.fromkeys(text for name in names for text in get_experiment(name).deviations)
     return Markdown("\n".join(f"{number}. {text}" for number, text in enumerate(said, 1)))
 
 
@@ -148,31 +148,29 @@ def reasons(frame: pd.DataFrame) -> Markdown:
     return Markdown("\n".join(lines))
 
 
-def grid(
-    *names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET, measure: str | None = None
-) -> Styler:
+def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) -> Styler:
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
     A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. A column is called what tells its
     experiment from the others. `measure`: which one, where the experiments have several; without it the first.
 
     Raises:
-        InputError: an unknown experiment or budget, or a measure that one of the experiments lacks.
+        InputError: an unknown experiment, or a measure that one of the experiments lacks.
     """
     parts: dict[tuple[str, str], pd.Series] = {}
     gaps: dict[Any, list[float]] = {}
-    some = [get_experiment(name, budget) for name in names]
+    some = [get_experiment(name) for name in names]
     words = zip(*(name.split("-") for name in names), strict=False)
     same = "-".join(each[0] for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
     labels = {
-        key: one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
+        key: _one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
     }
     for name, planned in zip(names, some, strict=True):
-        frame = measured(planned, table_of(name, ledger, budget), measure)
+        frame = _measured(planned, table_of(name, ledger), measure)
         few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
-        ours = [cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
+        ours = [_cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
         own = name.removeprefix(f"{same}-")
-        parts[own, "paper"] = frame["Paper (%)"].map(number)
+        parts[own, "paper"] = frame["Paper (%)"].map(_number)
         parts[own, "ours"] = pd.Series(ours, index=frame.index)
         gaps[own, "ours"] = frame["Gap"].tolist()
     shown = pd.concat(parts, axis=1).rename(index=labels)
@@ -184,43 +182,43 @@ def grid(
     return shown.style.apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
 
 
-def measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
+def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
     """The rows of an experiment's table for one measure (the first, unless told), by arm."""
     known = list(experiment.measures)
     measure = known[0] if measure is None else measure
     if measure not in known:
         raise unknown(f"measure of {experiment.name}", measure, known)
-    many, at = len(experiment.arms), known.index(measure)
-    rows = frame.iloc[at * many : (at + 1) * many]
-    return rows.set_axis([arm.key for arm in experiment.arms], axis=0)
+    words = experiment.measures[measure]
+    labels = [f"{words}: {arm.label}" if words else arm.label for arm in experiment.arms]
+    return frame.set_index("Method").loc[labels].set_axis([arm.key for arm in experiment.arms], axis=0)
 
 
-def one_label(labels: Sequence[str]) -> str:
+def _one_label(labels: Sequence[str]) -> str:
     """What several experiments call an arm: what all say, else what stands before the first bracket."""
     return labels[0] if len(set(labels)) == 1 else labels[0].partition(" (")[0].partition(" [")[0]
 
 
-def begun(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> list[str]:
+def begun(*names: str, ledger: Ledger | None = None) -> list[str]:
     """Those of some experiments that have a complete run."""
     there = ledger or Ledger()
-    return [name for name in names if any(runs_of(get_experiment(name, budget), there).values())]
+    return [name for name in names if any(runs_of(get_experiment(name), there).values())]
 
 
-def statuses(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+def statuses(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     """How many rows of each experiment's table have which status."""
-    counts = {name: table_of(name, ledger, budget)["Status"].value_counts() for name in names}
+    counts = {name: table_of(name, ledger)["Status"].value_counts() for name in names}
     return pd.DataFrame(counts).T.fillna(0).astype(int).rename_axis("experiment").reset_index()
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """A number of points with two digits, or a dash."""
     return "–" if np.isnan(value) else f"{value:.2f}"
 
 
-def cell(mean: float, sd: float, few: bool) -> str:
+def _cell(mean: float, sd: float, few: bool) -> str:
     """Mean and, from two seeds on, standard deviation; a star where seeds or rounds are missing."""
     return (
-        "not run" if np.isnan(mean) else number(mean) + ("" if np.isnan(sd) else f" ± {sd:.2f}") + "*" * few
+        "not run" if np.isnan(mean) else _number(mean) + ("" if np.isnan(sd) else f" ± {sd:.2f}") + "*" * few
     )
 
 
@@ -232,7 +230,7 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
             "id": frame["id"],
             "claim": frame["text"],
             "verdict": frame["verdict"],
-            "statistic": list(map(statistic, results)),
+            "statistic": list(map(_statistic, results)),
             "note": frame["note"],
         }
     )
@@ -244,7 +242,7 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
     return shown.style.hide(axis="index").map(colour, subset=["verdict"])
 
 
-def statistic(result: ClaimResult) -> str:
+def _statistic(result: ClaimResult) -> str:
     """A claim's number with its interval: `difference, points: 0.2 [-0.2, 0.6]`."""
     if result.value is None:
         return "–"
@@ -252,14 +250,14 @@ def statistic(result: ClaimResult) -> str:
     return f"{result.statistic}: {result.value:.3g}{interval}"
 
 
-def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     """What the runs took: rounds, floats that a sampled client received and sent a round, images trained on, core hours.
 
     A row that takes over another row's training counts the images and hours that it spent after it.
     """
     rows = []
     for name in names:
-        experiment = get_experiment(name, budget)
+        experiment = get_experiment(name)
         found = runs_of(experiment, ledger or Ledger())
         for key, runs in found.items():
             before = {run["seed"]: run for run in found.get(experiment.arm(key).trained_by or "", [])}
@@ -285,9 +283,9 @@ def costs(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGE
     return pd.DataFrame(rows, columns=SPENT)
 
 
-def still_missing(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> Markdown:
+def still_missing(name: str, ledger: Ledger | None = None) -> Markdown:
     """The commands that would fill the gaps of an experiment or a group, with their estimated cost."""
-    found = care.missing(name, ledger or Ledger(), budget)
+    found = care.missing(name, ledger or Ledger())
     if not found:
         return Markdown("Nothing is missing: every row has been run with every seed.")
     lines = [
@@ -298,20 +296,20 @@ def still_missing(name: str, ledger: Ledger | None = None, budget: str = DEFAULT
     return Markdown("\n".join(lines))
 
 
-def plan(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET) -> pd.DataFrame:
+def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     """What of some experiments has not run: how many results, about how many core hours, and the command that runs it.
 
     Hours follow the pace of the experiment's own runs, else that of others with the same network; NaN where nothing tells.
     """
     there, rows = ledger or Ledger(), []
     for name in names:
-        experiment = get_experiment(name, budget)
+        experiment = get_experiment(name)
         gaps = care.gaps_of(experiment, there)
         missing = care.whole(experiment, there).missing()
         if not missing:
             continue
         hours = [one.hours for one in gaps if one.hours is not None]
-        pace = None if hours else pace_elsewhere(experiment, there)
+        pace = None if hours else _pace_elsewhere(experiment, there)
         arms = list(dict.fromkeys(arm.key for arm, _ in missing))
         seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
         command = experiment.command(",".join(arms), seeds)
@@ -334,7 +332,7 @@ def plan(*names: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
     return pd.DataFrame(rows, columns=columns).sort_values("core hours", ascending=False, ignore_index=True)
 
 
-def pace_elsewhere(experiment: Experiment, ledger: Ledger) -> float | None:
+def _pace_elsewhere(experiment: Experiment, ledger: Ledger) -> float | None:
     """Median seconds of one core for one nominal image in the runs of other experiments with the same network."""
     alike = [
         one for one in EXPERIMENTS.values() if one.model == experiment.model and one.name != experiment.name
