@@ -135,14 +135,6 @@ def _scores(run: Run) -> dict[str, Any]:
     return scores
 
 
-def get_entry(record: Mapping[str, Any], experiment: str) -> dict[str, Any]:
-    """One experiment of a record by its name; raises InputError for another name."""
-    for entry in record["experiments"]:
-        if entry["name"] == experiment:
-            return dict(entry)
-    raise unknown("experiment", experiment, [entry["name"] for entry in record["experiments"]])
-
-
 def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) -> dict[str, dict[int, Any]]:
     """What some methods' runs kept of a metric, by method and seed; methods without it are left out."""
     if metric not in entry["metrics"]:
