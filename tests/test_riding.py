@@ -153,6 +153,15 @@ def test_a_run_that_cannot_be_holds_up_nobody(monkeypatch: pytest.MonkeyPatch, t
         run_together([configured("fedavg"), configured("fedavg", data="cifar10")])
 
 
+def test_nothing_is_kept_when_nobody_is_aboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    rides: list[Ride] = []
+    monkeypatch.setattr(riding, "Ride", lambda riders: rides.append(Ride(riders)) or rides[-1])
+    run_together([configured("fedavg", seed=seed) for seed in (3, 4)])
+    (ride,) = rides
+    assert (ride.riders, ride.waiting, ride.libraries, ride.shared) == (0, [], [], {})
+    assert run_together([]) == []
+
+
 def test_what_cannot_ride_is_refused() -> None:
     with pytest.raises(InputError, match="--engine vmap, not loop"):
         run_together([configured("fedavg", engine="loop")])

@@ -188,6 +188,8 @@ class Ride:
         with self.turn:
             self.riders -= 1
             self.shared.clear()  # what belongs to those who were here
+            if not self.riders:
+                self.libraries.clear()
             self.turn.notify_all()  # one of those who wait goes on
 
     def seat(self, config: RunConfig, network: Network, federation: Federation) -> Seat:
@@ -250,6 +252,8 @@ def run_together(configs: Sequence[RunConfig]) -> list[Simulation]:
     Raises:
         InputError: a run that cannot be, or that cannot ride with others.
     """
+    if not configs:
+        return []
     ride, stopping = Ride(len(configs)), threading.Event()
 
     def train(config: RunConfig) -> Simulation:
