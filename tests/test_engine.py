@@ -299,6 +299,47 @@ def test_bad_settings_are_refused_before_any_work(settings: dict[str, Any], says
         make_config("fedavg", **settings)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "pfedmb", "fedfomo", "scaffold"])
+def test_a_run_goes_on_beside_another_copy_of_its_federation(federation: Any, method: str) -> None:
+    settings = quick(method, rounds=4, participation=0.6, ft_epochs=1)
+    straight = train(method, federation, **settings)
+    halved = simulation(federation, method, **settings)
+    halved.step()
+    halved.step()
+    moved = halved.beside(replace(federation, images=federation.images.clone()))
+    assert halved.beside(federation) is halved and moved is not halved
+    assert moved.round == 2 and moved.trained_on == halved.trained_on
+    moved.run()
+    assert same(moved.server, straight.server, 0) and same(moved.scored_models(), straight.scored_models(), 0)
+    assert moved.report()["rounds"] == straight.report()["rounds"]
+    assert halved.round == 2  # the first one was left as it was
+
+
+def test_auto_is_the_device_of_the_federation_that_is_given(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert make_config("fedavg", **FAST).resolved().device == "cuda"  # with nothing given
+    sim = simulation(federation)
+    assert sim.config.device == "cpu" and sim.config.engine == "loop"
+    sim.step()
+
+
+def test_a_federation_moves_whole() -> None:
+    cpu = five_clients()
+    assert cpu.to("cpu") is cpu
+    there = replace(cpu, test_images=cpu.images).to("meta")
+    tensors = [there.images, there.labels, there.test_labels, *there.train, *there.val, *there.test]
+    assert {one.device.type for one in tensors} == {"meta"} and there.test_images is there.images
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_run_on_a_gpu_comes_back_to_the_federation_that_was_given(federation: Any) -> None:
+    here, there = (train("fedavg", federation, device=device, engine="vmap") for device in ("cpu", "cuda"))
+    assert there.server["fc.weight"].device.type == "cpu" and there.trained_on != here.trained_on
+    assert same(here.server, there.server, 1e-8)
+
+
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="finds no CUDA device"):

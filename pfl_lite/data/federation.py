@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -102,6 +102,18 @@ class Federation:
         shape = f"{self.channels}x{self.size}x{self.size}"
         device = self.images.device
         return f"Federation({self.name}, {len(self)} clients, {self.classes} classes, {shape}, {device})"
+
+    def to(self, device: str | torch.device) -> Federation:
+        """This federation on a device: itself if it is there, else a copy (`groups` stay on the CPU)."""
+        if self.images.device.type == torch.device(device).type:
+            return self
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("images", "labels", "test_images", "test_labels")
+        } | {name: [i.to(device) for i in getattr(self, name)] for name in ("train", "val", "test")}
+        if self.test_images is self.images:
+            moved["test_images"] = moved["images"]
+        return replace(self, **moved)
 
     @property
     def classes(self) -> int:

@@ -125,13 +125,9 @@ class RunConfig:
             ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
             engine=(self.engine, ("loop", "vmap", "auto")),
             convolution=(self.convolution, ("auto", "grouped", "unfold")),
-            device=(self.device, ("auto", "cpu", "cuda")),
             dtype=(self.dtype, tuple(DTYPES)),
         )
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                "device cuda was asked for, but torch finds no CUDA device here: use --device cpu or auto"
-            )
+        check_device(self.device)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:
@@ -161,6 +157,13 @@ class RunConfig:
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration with the settings that came later: at their defaults, which is how the run was made."""
     return {f.name: f.default for f in fields(RunConfig) if f.name != "method"} | stored
+
+
+def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) -> None:
+    """Raise an InputError for a device that does not exist, or not here."""
+    check_choice("run", device=(device, valid))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda was asked for, but torch finds no CUDA device here: use cpu")
 
 
 def make_config(method: str | Method, **settings: Any) -> RunConfig:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from pfl_lite import __version__
@@ -51,7 +52,7 @@ class Simulation:
     """A federation in training: `step()` is one round, `evaluate()` looks without touching.
 
     Args:
-        config: the run; `auto` settings are resolved here.
+        config: the run; `auto` settings are resolved here, and the device `auto` is that of a federation given.
         federation: the clients' data, if already built (it must fit the configuration).
         workers: processes that share out the clients of a round, one thread each (Linux, engine loop); no number depends on it.
         ride: other runs with which this one is computed (`run_together`; engine vmap); numbers differ by rounding at most.
@@ -65,7 +66,10 @@ class Simulation:
         workers: int = 1,
         ride: Ride | None = None,
     ) -> None:
+        if federation is not None and config.device == "auto":
+            config = replace(config, device=federation.images.device.type)
         config = self.config = config.resolved()
+        self.trained_on = device_name(config.device)
         self.method: Method = config.method
         self.method.check_run(config)  # its advice was given where the configuration was made
         check_workers(workers, config)
@@ -366,7 +370,11 @@ class Simulation:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically: states, history and the configuration they belong to."""
-        content = {
+        with atomic_path(path) as temporary:
+            torch.save(self._content(), temporary)
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "config": trajectory(self.config),
             "round": self.round,
             "server": self.server,
@@ -376,8 +384,22 @@ class Simulation:
             "sampled": self.sampled,
             "clock": [self.seconds, self.training_seconds, self.map.images_trained],
         }
-        with atomic_path(path) as temporary:
-            torch.save(content, temporary)
+
+    def _take(self, content: dict[str, Any]) -> None:
+        self.round, self.server, self.clients = (content[name] for name in ("round", "server", "clients"))
+        self._ahead, self.sampled = None, content["sampled"]
+        self.history, self._tuned = History(**content["history"]), content["tuned"]
+        self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
+
+    def beside(self, federation: Federation) -> Simulation:
+        """This simulation, with all that it has computed, on the device of another copy of its federation."""
+        if self.federation is federation:
+            return self
+        config = replace(self.config, device=federation.images.device.type)
+        there = Simulation(config, federation)
+        there._take(tree_map_only(Tensor, lambda t: t.to(config.device), self._content()))
+        there.trained_on = self.trained_on
+        return there
 
     def load(self, path: Path, trained_by: RunConfig | None = None) -> None:
         """Continue from a checkpoint.
@@ -409,13 +431,12 @@ class Simulation:
             raise InputError(
                 f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
             )
-        self.round, self.server = content["round"], content["server"]
-        self._ahead, self.sampled = None, content["sampled"]
-        self.history, self._tuned = History(**content["history"]), content["tuned"]
-        self.seconds, self.training_seconds, self.map.images_trained = content["clock"]
+        untrained = self.clients
+        self._take(content)
         if trained_by is None:
-            self.clients = content["clients"]
-        elif self.round == self.config.rounds:
+            return
+        self.clients = untrained
+        if self.round == self.config.rounds:
             started, entry = time.perf_counter(), self.history.rounds.pop()
             self._record({name: entry[name] for name in ("round", "clients", "floats_down", "floats_up")})
             self.seconds += time.perf_counter() - started
@@ -443,7 +464,7 @@ class Simulation:
             "images_trained": self.map.images_trained,
             "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
             "data_card": asdict(self.federation.card),
-            "device": device_name(self.config.device),
+            "device": self.trained_on,
             "versions": versions(),
             "code": self.code,
         }
@@ -571,12 +592,19 @@ def run(
     `run("fedprox", mu=0.1, data="digits", partition="dirichlet:0.4", clients=8, rounds=20)`; every name is a field of `RunConfig`
     or a hyper-parameter of the method. `workers` processes share out the clients of a round.
 
+    A federation given says where the run is computed, unless `device` does: then the federation is copied there, and the
+    simulation returned is back beside the federation given (one on the CPU, so that NumPy and Matplotlib can read its tensors).
+
     Raises:
         InputError: a setting that does not exist or cannot be; raised before any work starts.
     """
-    simulation = Simulation(make_config(method, **settings), federation, workers=workers)
+    config = make_config(method, **settings)
+    there = federation
+    if federation is not None and config.device != "auto":
+        there = federation.to(config.device)
+    simulation = Simulation(config, there, workers=workers)
     simulation.run()
-    return simulation
+    return simulation if federation is None else simulation.beside(federation)
 
 
 def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
