@@ -319,7 +319,7 @@ def test_the_routing_explorer_counts_right(
     widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="routing"]')
     for at in (0, len(kept["rounds"]) // 2, len(kept["rounds"]) - 1):
         slide(widget, "at", at)
-        bits, values = widgets._routes(kept, at, None)
+        bits, values = widgets.routing.routes(kept, at, None)
         assert told(widget) == values
         circles = widget.find_elements(By.CSS_SELECTOR, ".picture g")
         assert len(circles) == len(bits)
@@ -339,7 +339,7 @@ def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..
         picture = widget.find_element(By.CSS_SELECTOR, ".picture").get_attribute("innerHTML")
         percent = re.findall(r"<title>[^:]*: ([\d.]+) %</title>", str(picture))
         found = np.array(percent, dtype=float).reshape(-1, 3).T / 100  # [3, classes]
-        mixed = widgets._mixed(kept["images"][at], g)
+        mixed = widgets.gate.mixed(kept["images"][at], g)
         assert np.allclose(found, mixed, atol=6e-4)
         assert told(widget) == [kept["classes"][best] for best in mixed.argmax(1)]
 

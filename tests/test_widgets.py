@@ -329,7 +329,7 @@ def test_both_routing_explorers_say_the_same() -> None:
                 "e.view(v.record, v.settings)", script=ROUTING, record=record, settings=settings
             )
             assert told(box)[0] == page["sentence"]
-            bits, _ = widgets._routes(record, at, None)
+            bits, _ = widgets.routing.routes(record, at, None)
             assert bits.tolist() == [one["bits"] for one in page["found"]]
             sent = [in_use(torch.from_numpy(own), blocks).tolist() for own in bits]
             assert sent == [
@@ -348,8 +348,8 @@ def test_random_draws_of_the_live_routes_follow_their_control() -> None:
         controls["draw"].value = number
         found.append(told(box))
     assert len(set(found)) == 3
-    record = widgets._routing_record((1, 2), [0], [[[50, 50, np.log(0.3 / 0.7), 50]] * 400], [0] * 400)
-    assert np.mean([widgets._routes(record, 0, draw)[0][:, 2] for draw in range(4)]) == pytest.approx(
+    record = widgets.routing.record_of((1, 2), [0], [[[50, 50, np.log(0.3 / 0.7), 50]] * 400], [0] * 400)
+    assert np.mean([widgets.routing.routes(record, 0, draw)[0][:, 2] for draw in range(4)]) == pytest.approx(
         0.3, abs=0.04
     )
 
@@ -374,8 +374,8 @@ def test_the_live_gate_by_hand() -> None:
     words, second = told(box)
     assert words.endswith("mixture says B, right") and first != second
     mixed = np.exp([0.98, 1.02, 0])
-    record = widgets._gate_record(["A", "B", "<C>"], [IMAGE])
-    assert widgets._mixed(record["images"][0], 0.51)[2] == pytest.approx(mixed / mixed.sum())
+    record = widgets.gate.record_of(["A", "B", "<C>"], [IMAGE])
+    assert widgets.gate.mixed(record["images"][0], 0.51)[2] == pytest.approx(mixed / mixed.sum())
     image.label = "2: client 5, class <C>"
     assert g.value == 0.8, "an image starts at what its gate says"
     assert "client 5: 0 % of its training images are <C>" in told(box)[0] and told(box)[1] != second
@@ -404,7 +404,7 @@ def test_both_gate_explorers_say_the_same() -> None:
                 "e.view(v.record, {at: v.at, g: v.g, width: 600})", script=GATE, record=record, at=at, g=g
             )
             assert told(box)[0] == f"{image['about']}. {page['sentence']}"
-            assert np.allclose(page["probabilities"], widgets._mixed(image, g))
+            assert np.allclose(page["probabilities"], widgets.gate.mixed(image, g))
             assert "<D>" not in page["svg"] and page["svg"].count("<rect") == 3 * 4
 
 
@@ -453,7 +453,7 @@ def test_specialisation_in_the_page_is_numpys() -> None:
             kind = together if groups[i] == groups[j] else apart
             kind.append(np.maximum(weights[i] - weights[j], 0).sum())
     assert found == pytest.approx([np.mean(apart), np.mean(together), np.mean(used)])
-    assert widgets._specialised(weights, groups) == pytest.approx(found)
+    assert widgets.alpha.specialised(weights, groups) == pytest.approx(found)
 
 
 def test_the_live_weights_by_hand() -> None:
@@ -662,7 +662,7 @@ def test_the_live_comparison_follows_its_experiment(runs: Ledger) -> None:
 
 
 def test_the_comparison_starts_with_the_books_colours_and_no_crowd() -> None:
-    record = widgets._comparison_record(comparison.record(Ledger(default_folder())))
+    record = widgets.comparison.record_of(comparison.record(Ledger(default_folder())))
     for entry in record["experiments"]:
         known = {method["key"]: method for method in entry["methods"]}
         assert entry["a"] in known and entry["b"] in known
