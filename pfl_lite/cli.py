@@ -662,7 +662,7 @@ def notebooks(
 
     Example: `pfl-lite notebooks my-chapters`
     """
-    from pfl_lite.chapters import copy_chapters
+    from pfl_lite.notebooks import copy_chapters
 
     written = copy_chapters(folder, force)
     typer.echo(

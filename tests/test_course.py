@@ -21,7 +21,7 @@ import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
-from pfl_lite import chapters as copies
+from pfl_lite import notebooks as copies
 from pfl_lite.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ from pathlib import Path
 
 if importlib.util.find_spec("pfl_lite") is None:
     %pip install --quiet "git+{address}"
-    from pfl_lite.chapters import copy_results
+    from pfl_lite.notebooks import copy_results
 
     copy_results(Path())
 """
