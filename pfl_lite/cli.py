@@ -367,6 +367,13 @@ def run(
         raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
     if workers > 1:  # a process that sees a GPU cannot be forked
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        from joblib import cpu_count
+
+        if workers > (cores := cpu_count()):
+            typer.echo(
+                f"pfl-lite: {workers} workers on {cores} cores take turns: more than {cores} gain nothing",
+                err=True,
+            )
     import torch
 
     from pfl_lite.engine.config import make_config

@@ -78,6 +78,14 @@ def test_how_a_run_is_computed_can_be_said(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "clients_per_batch belongs to the engine vmap" in result.output
 
 
+def test_more_workers_than_cores_are_told_that_they_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("joblib.cpu_count", lambda: 2)
+    for workers, told in ((2, False), (3, True)):
+        result = call("run", "local", *EIGHT, "--workers", workers, "--engine", "loop")
+        assert result.exit_code == 0
+        assert ("3 workers on 2 cores take turns: more than 2 gain nothing" in result.stderr) == told
+
+
 def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     out, save = tmp_path / "run.json", tmp_path / "models.npz"
     result = call(
