@@ -46,20 +46,26 @@ ROOMS = [
         ["protocols", "ledger", "tables", "claims"],
     ),
     (
+        "widgets",
+        "Explorers",
+        "Each one live, with sliders and a kernel, and as a piece of a page that computes by itself.",
+        ["partition", "routing", "gate", "alpha", "comparison"],
+    ),
+    (
         "",
         "The roof",
         "What a person touches, and small pieces that every room uses.",
-        ["cli", "plots", "widgets"],
+        ["cli", "plots", "chapter"],
     ),
 ]
 
-UPPER = ("experiments", "")
+UPPER = ("experiments", "widgets", "")
 """Rooms with a page of their own: all of them on one would be a heavy page."""
 
 UPPER_LEAD = """\
 # The package, upper floors
 
-Experiments and what a person touches; the rooms below them are [on the page before](api).
+Experiments, explorers and what a person touches; the rooms below them are [on the page before](api).
 """
 
 API_LEAD = """\
@@ -67,7 +73,7 @@ API_LEAD = """\
 
 `pfl_lite` is small enough to be read from the ground floor up. Arrows point down only: data and models know
 nobody; a method knows models; the engine knows the interface of a method, never one method by name;
-experiments know the engine; plots, widgets and the command line are the roof. Each entry links to its source.
+experiments know the engine; explorers, plots and the command line are the roof. Each entry links to its source.
 """
 
 DATASETS_LEAD = """\

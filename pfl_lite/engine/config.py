@@ -163,7 +163,9 @@ def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) 
     """Raise an InputError for a device that does not exist, or not here."""
     check_choice("run", device=(device, valid))
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda was asked for, but torch finds no CUDA device here: use cpu")
+        raise InputError(
+            "device cuda was asked for, but torch finds no CUDA device here: use cpu (--device cpu, or auto)"
+        )
 
 
 def make_config(method: str | Method, **settings: Any) -> RunConfig:

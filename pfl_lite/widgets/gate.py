@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets
 import numpy as np
@@ -16,9 +16,6 @@ from pfl_lite.plots import (
     plot_gate,
 )
 from pfl_lite.widgets.frame import live, page, rounded, shown, width_for
-
-if TYPE_CHECKING:
-    pass
 
 
 def gate_explorer(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> ipywidgets.VBox:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets
 import numpy as np
@@ -15,9 +15,6 @@ from pfl_lite.plots import (
     plot_partition,
 )
 from pfl_lite.widgets.frame import live, page, shown, width_for
-
-if TYPE_CHECKING:
-    pass
 
 _SPECS = {
     "dirichlet": "dirichlet:{alpha:.2g}",

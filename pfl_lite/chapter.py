@@ -1,0 +1,104 @@
+"""The one line at the top of a chapter that says on which data, where and how long its experiments run."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pfl_lite.data.images import datasets, load
+from pfl_lite.engine.config import check_device
+from pfl_lite.errors import InputError, unknown
+
+LENGTHS = {"quick": 1, "full": 10}
+QUICK_IMAGES = 2000  # training images of a quick chapter, about as many as the embedded data have
+
+
+class Setting(NamedTuple):
+    """What a chapter's cells use: a data set's name, a device, and how many times the rounds of the text are run."""
+
+    data: str
+    device: str
+    times: int
+
+
+def setting(data: str, device: str = "cpu", length: str = "quick", *, written_for: str) -> Setting:
+    """Set up a chapter of the book: its first cell calls this once.
+
+    Text, printed numbers and assertions of a chapter are written for one setting: its own data on the CPU, quick. In any
+    other, an assertion of the notebook that does not hold prints a line and lets the notebook go on.
+
+    Args:
+        data: a data set with as many classes as that of the text. Quick runs take a random part of a large one, with
+            about 2,000 training images.
+        device: `cpu` or `cuda`; the runs are computed there, and what they return is on the CPU.
+        length: `quick`, as in the text, or `full`: all images and ten times the rounds.
+        written_for: the data set of the text.
+
+    Returns:
+        The three values as a tuple (data, device, times).
+
+    Raises:
+        InputError: an unknown name, data that are not here, another number of classes, no GPU for `cuda`.
+    """
+    check_device(device, ("cpu", "cuda"))
+    if length not in LENGTHS:
+        raise unknown("length", length, LENGTHS)
+    as_written = (data, device, length) == (written_for, "cpu", "quick")
+    if not as_written:
+        card, wanted = load(data).card, len(datasets()[written_for].classes)
+        if len(card.classes) != wanted:
+            fitting = ", ".join(name for name, one in datasets().items() if len(one.classes) == wanted)
+            raise InputError(
+                f"{data} has {len(card.classes)} classes, and this chapter's cells need {wanted}: {fitting}"
+            )
+        if length == "quick" and ":" not in data and card.train_size > 2 * QUICK_IMAGES:
+            data = f"{data}:{QUICK_IMAGES / card.train_size:.3g}"
+        rounds = (
+            "rounds as in the text"
+            if length == "quick"
+            else f"{LENGTHS[length]} times the rounds of the text"
+        )
+        print(f"{data} on {device}, {rounds}, which is about {written_for} on cpu, quick.")
+    _told.clear()
+    # graders run a student's notebook: there an assertion is a test, whatever the student's setting
+    _let_assertions_stop(as_written or "NBGRADER_EXECUTION" in os.environ)
+    return Setting(data, device, LENGTHS[length])
+
+
+class _Tell(ast.NodeTransformer):
+    """Every `assert` of a cell becomes a line that is printed where it does not hold."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """The node that stands in the assertion's place."""
+        told = ast.parse(
+            f"__import__('pfl_lite.chapter').chapter.tell(lambda: 0, {ast.unparse(node.test)!r})"
+        ).body[0]
+        assert isinstance(told, ast.Expr) and isinstance(told.value, ast.Call)
+        assert isinstance(told.value.args[0], ast.Lambda)
+        told.value.args[0].body = node.test
+        return ast.copy_location(told, node)
+
+
+def tell(holds: Callable[[], object], statement: str) -> None:
+    """Print a statement of the text that does not hold, or has no meaning here, once."""
+    try:
+        said = "" if holds() else statement
+    except Exception as error:  # as a comparison with a round that is never reached
+        said = f"{statement} ({type(error).__name__}: {error})"
+    if said and statement not in _told:
+        _told.add(statement)
+        print("other than in the text:", said)
+
+
+_told: set[str] = set()
+
+
+def _let_assertions_stop(stop: bool) -> None:
+    try:
+        shell: Any = get_ipython()  # type: ignore[name-defined]
+    except NameError:  # a script, not a notebook
+        return
+    others = [one for one in shell.ast_transformers if type(one).__name__ != _Tell.__name__]
+    shell.ast_transformers = others if stop else [*others, _Tell()]
