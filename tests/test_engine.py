@@ -331,6 +331,8 @@ def test_a_federation_moves_whole() -> None:
     there = replace(cpu, test_images=cpu.images).to("meta")
     tensors = [there.images, there.labels, there.test_labels, *there.train, *there.val, *there.test]
     assert {one.device.type for one in tensors} == {"meta"} and there.test_images is there.images
+    photos = cpu.images.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+    assert replace(cpu, images=photos, test_images=photos).to("meta").images.is_contiguous()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

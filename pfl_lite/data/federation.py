@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,10 +108,13 @@ class Federation:
         """This federation on a device: itself if it is there, else a copy (`groups` stay on the CPU)."""
         if self.images.device.type == torch.device(device).type:
             return self
-        moved = {
-            name: getattr(self, name).to(device)
-            for name in ("images", "labels", "test_images", "test_labels")
-        } | {name: [i.to(device) for i in getattr(self, name)] for name in ("train", "val", "test")}
+        # a GPU wants its images in one piece, a CPU channels-last: as when they are read
+        layout = torch.preserve_format if torch.device(device).type == "cpu" else torch.contiguous_format
+        moved: dict[str, Any] = {
+            name: getattr(self, name).to(device, memory_format=layout) for name in ("images", "test_images")
+        }
+        moved |= {name: getattr(self, name).to(device) for name in ("labels", "test_labels")}
+        moved |= {name: [i.to(device) for i in getattr(self, name)] for name in ("train", "val", "test")}
         if self.test_images is self.images:
             moved["test_images"] = moved["images"]
         return replace(self, **moved)
