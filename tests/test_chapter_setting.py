@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,6 @@ def test_a_chapter_has_the_line_in_its_first_cell_and_uses_it(name: str) -> None
     assert not named  # nothing that the line is meant to switch is named again below
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the kernel's event loop is another one there")
 @pytest.mark.usefixtures("colour_photos")
 def test_a_chapter_runs_on_other_data_with_its_line_changed() -> None:
     notebook = nbformat.read(BOOK / "federated-learning-in-twenty-lines.ipynb", 4)
