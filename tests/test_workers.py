@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from pfl_lite.cli import app
 from pfl_lite.engine import workers
 from pfl_lite.engine.config import make_config
+from pfl_lite.engine.local_sgd import LocalWork
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.engine.workers import Forked, shares
 from pfl_lite.errors import InputError
@@ -102,6 +103,37 @@ def test_an_error_in_a_worker_is_raised_here_and_leaves_no_process() -> None:
     with pytest.raises(ValueError, match="said by a worker"):
         simulation._each_client(fails_elsewhere)
     assert multiprocessing.active_children() == []
+
+
+@linux
+def test_no_file_stays_open() -> None:
+    simulation, here = forked()
+    before = len(os.listdir("/proc/self/fd"))
+    simulation.advance()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+    def fails_elsewhere(server: object, client: object, work: object) -> tuple[dict[str, torch.Tensor], ...]:
+        assert os.getpid() == here
+        return ({},)
+
+    with pytest.raises(AssertionError):
+        simulation._each_client(fails_elsewhere)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@linux
+def test_the_longest_share_is_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, here = forked()
+    own = []
+    monkeypatch.setattr(workers, "shares", lambda ids, sizes, count: [[0], [1, 2, 3, 4]])
+
+    def notes(server: object, client: object, work: LocalWork) -> tuple[dict[str, torch.Tensor], ...]:
+        if os.getpid() == here:
+            own.extend(work.ids)
+        return ({"nothing": torch.zeros(())},)
+
+    simulation._each_client(notes)
+    assert own == [1, 2, 3, 4]
 
 
 @linux

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -60,7 +61,10 @@ class Forked(Loop):
             answered = super().stacked(function, server, clients, ids, work_for)
             self.seconds[function.__code__] = time.perf_counter() - started
             return answered
-        first, *others = shares(ids, self.federation.train_sizes.tolist(), self.workers)
+        sizes = self.federation.train_sizes.tolist()
+        dealt = shares(ids, sizes, self.workers)
+        # this process neither has to be forked nor to hand anything over: the longest share is its own
+        first, *others = sorted(dealt, key=lambda share: -sum(sizes[i] for i in share))
         works: list[LocalWork] = []
 
         def answers(share: Sequence[int]) -> tuple[Params, ...]:
@@ -71,17 +75,18 @@ class Forked(Loop):
                 each.append(function(server, {name: rows[i] for name, rows in clients.items()}, works[-1]))
             return together(each)
 
-        def child(share: Sequence[int], line: Connection, inherited: Sequence[Connection]) -> None:
+        def child(share: Sequence[int], line: Connection, page: str, inherited: Sequence[Connection]) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asked
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads any more: end
             for one in inherited:
                 one.close()
+            told = b""
             try:
-                told = pickle.dumps((answers(share), sum(work.images_trained for work in works)))
+                torch.save((answers(share), sum(work.images_trained for work in works)), page)
             except Exception as error:
                 told = as_sent(error)
-            line.send_bytes(told)  # `send` would leave tensors in memory that ends with this process
+            line.send_bytes(told)
 
         team: list[Child] = []
         with one_thread():
@@ -105,14 +110,20 @@ class Forked(Loop):
 
 
 class Child:
-    """A forked process that computes a share and says what it found."""
+    """A forked process that computes a share and says what it found.
+
+    What it found lies in memory that both processes hold as a file without a name: a pipe would move it piece by piece, which
+    takes longer than the training of a large network. The pipe only says that it is there, or what went wrong.
+    """
 
     def __init__(self, work: Any, share: Sequence[int], team: list[Child]) -> None:
         context = multiprocessing.get_context("fork")
         self.line, theirs = context.Pipe(duplex=False)
         # a child that held a reading end itself would wait for ever for somebody to read, were its parent killed
         inherited = [*(one.line for one in team), self.line]
-        self.process = context.Process(target=work, args=(share, theirs, inherited), daemon=True)
+        self.memory = os.memfd_create("answer")
+        self.page = f"/proc/self/fd/{self.memory}"
+        self.process = context.Process(target=work, args=(share, theirs, self.page, inherited), daemon=True)
         team.append(self)
         with warnings.catch_warnings():
             # Python warns of locks that another thread may hold for ever: a child here asks for none
@@ -123,14 +134,15 @@ class Child:
     def answer(self) -> tuple[tuple[Params, ...], int]:
         """What it found; an exception of its own is raised here."""
         try:
-            told = pickle.loads(self.line.recv_bytes())
+            told = self.line.recv_bytes()
         except EOFError as error:
             raise InputError(
                 "a worker process was killed, most likely out of memory: use fewer workers"
             ) from error
-        if isinstance(told, Exception):
-            raise told
-        return told
+        if told:
+            raise pickle.loads(told)
+        found: tuple[tuple[Params, ...], int] = torch.load(self.page, mmap=True)
+        return found
 
     def end(self) -> None:
         """Let nothing of it stay behind."""
@@ -138,6 +150,7 @@ class Child:
             self.process.kill()
             self.process.join()
         self.line.close()
+        os.close(self.memory)
 
 
 def as_sent(error: Exception) -> bytes:
