@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple
@@ -161,13 +162,13 @@ def limit(sim: Simulation, module: torch.nn.Module) -> float:
     return images / took
 
 
-def in_turns(timed: dict[str, Timed], repeats: int) -> dict[str, float]:
-    """The median of `repeats` calls of each, taking turns after one warm-up of all."""
+def in_turns(timed: dict[str, Timed], repeats: int, warm_ups: int = 1) -> dict[str, float]:
+    """The median of `repeats` calls of each, taking turns, after the calls that only warm up."""
     kept: dict[str, list[float]] = {name: [] for name in timed}
-    for turn in range(repeats + 1):
+    for turn in range(warm_ups + repeats):
         for name, rate in timed.items():
             value = rate()
-            if turn:
+            if turn >= warm_ups:
                 kept[name].append(value)
     return {name: statistics.median(values) for name, values in kept.items()}
 
@@ -321,12 +322,15 @@ def bench(
     ]
     try:
         table = [row for setting in settings for row in rows(setting, methods, engines, repeats)]
-        shared = {
-            f"{count} x {kind}": round(workers_rate(count, settings[0], kind, repeats))
-            for kind in ("bare loop", "bare loop, channels-last", "loop engine")
-            for count in ((1, 2) if device == "cpu" else ())
-        }
+        shared: dict[str, int] = {}
         if device == "cpu":
+            pairs: dict[str, Timed] = {
+                f"{count} x {kind}": partial(workers_rate, count, settings[0], kind, 1)
+                for kind in ("bare loop", "bare loop, channels-last", "loop engine")
+                for count in (1, 2)
+            }
+            # new processes every turn, which warm up by themselves: what else the machine does, it does to all of them
+            shared = {name: round(rate) for name, rate in in_turns(pairs, repeats, warm_ups=0).items()}
             shared |= single_run(settings[0], repeats)
     finally:
         torch.set_num_threads(threads)
@@ -345,15 +349,15 @@ def show(numbers: dict[str, Any]) -> str:
     """The measured numbers as a table."""
     lines = [
         f"{numbers['data']}, E = {numbers['epochs']}, batch {numbers['batch_size']}, {numbers['device']}",
-        f"{'':<44}{'images/s':>10}{'of bare':>9}{'rounds/min':>12}{'outside':>9}{'GiB':>7}",
+        f"{'':<55}{'images/s':>10}{'of bare':>9}{'rounds/min':>12}{'outside':>9}{'GiB':>7}",
     ]
     for row in numbers["rows"]:
         head = f"{row['model']}, {row['clients']} clients: {row['what']}"
         minutes = f"{row['rounds_per_minute']:12.1f}" if "rounds_per_minute" in row else " " * 12
         outside = f"{100 * row['outside_training']:8.1f}%" if "outside_training" in row else " " * 9
         rate = f"{row['images_per_second']:10,}{row['of_bare_loop']:9.2f}"
-        lines.append(f"{head:<44}{rate}{minutes}{outside}{row['peak_gib']:7.2f}")
+        lines.append(f"{head:<55}{rate}{minutes}{outside}{row['peak_gib']:7.2f}")
     if numbers["workers"]:
         lines.append("processes with one thread each; the engine's with its evaluation")
-        lines += [f"  {name:<42}{rate:10,}" for name, rate in numbers["workers"].items()]
+        lines += [f"  {name:<53}{rate:10,}" for name, rate in numbers["workers"].items()]
     return "\n".join(lines)
