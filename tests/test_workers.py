@@ -122,6 +122,12 @@ def test_no_file_stays_open() -> None:
 
 
 @linux
+def test_a_python_without_files_in_memory_does_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert numbers(run("fedper", workers=2, **SMALL)) == numbers(run("fedper", **SMALL))
+
+
+@linux
 def test_the_longest_share_is_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation, here = forked()
     own = []

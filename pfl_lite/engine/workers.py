@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -104,7 +105,7 @@ class Forked(Loop):
                 for one in team:
                     one.end()
         # by its own share, without what forking and sending took: a call that is too short stays unshared from now on
-        self.seconds[function.__code__] = own * len(ids) / len(first)
+        self.seconds[function.__code__] = own * sum(sizes[i] for i in ids) / sum(sizes[i] for i in first)
         places = {i: place for place, i in enumerate(ids)}
         return in_order([([places[i] for i in share], part) for share, part in done], self.device)
 
@@ -121,7 +122,7 @@ class Child:
         self.line, theirs = context.Pipe(duplex=False)
         # a child that held a reading end itself would wait for ever for somebody to read, were its parent killed
         inherited = [*(one.line for one in team), self.line]
-        self.memory = os.memfd_create("answer")
+        self.memory = nameless_file()
         self.page = f"/proc/self/fd/{self.memory}"
         self.process = context.Process(target=work, args=(share, theirs, self.page, inherited), daemon=True)
         team.append(self)
@@ -151,6 +152,13 @@ class Child:
             self.process.join()
         self.line.close()
         os.close(self.memory)
+
+
+def nameless_file() -> int:
+    """A new file that no folder lists, in memory if this Python can: conda's is built for a system that could not."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("answer")
+    return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
 def as_sent(error: Exception) -> bytes:
