@@ -315,6 +315,7 @@ def bench(
         raise InputError(f"bench takes 1 repeat or more, not {repeats}")
     if device not in ("cpu", "cuda"):
         raise InputError(f"bench measures on cpu or cuda, not {device}")
+    taken_on = machine(device)  # before the measurement makes a load of its own
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if device == "cpu" else threads)
     settings = [
@@ -341,7 +342,7 @@ def bench(
         "repeats": repeats,
         "rows": table,
         "workers": shared,
-        **machine(device),
+        **taken_on,
     }
 
 
