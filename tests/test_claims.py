@@ -149,14 +149,14 @@ def test_b1_is_undecided_if_the_clients_disagree(verdict):
 def test_missing_runs_and_few_seeds_are_named(verdict):
     one = verdict("B1", seeds=(0,))
     assert one.verdict == "held" and one.note.endswith(
-        f"1 of 3 seeds; 6 of {EXPERIMENTS[NAME].rounds} rounds"
+        f"1 seed, 3 are wanted; 6 of {EXPERIMENTS[NAME].rounds} rounds"
     )
 
 
 def test_only_seeds_that_every_arm_has_are_used(verdict):
     result = verdict("B1", leave_out=[("fedavg", 2)])
     assert result.verdict == "held"
-    assert "2 of 3 seeds; seeds not used because an arm lacks them: 2" in result.note
+    assert "2 seeds, 3 are wanted; seeds not used because an arm lacks them: 2" in result.note
 
 
 def test_a_missing_arm_leaves_it_undecided(verdict):

@@ -175,7 +175,8 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
             raise Unfit("the runs that are there make no whole comparison")
         found = [(link, *link.value(runs)) for link in known]
         margins = [(low - link.above, high - link.above) for link, _, _, (low, high) in found]
-        link, value, se, interval = min(found, key=lambda one: one[3][0] - one[0].above)
+        # the part that lies furthest on the wrong side, or least on the right one, in its own standard errors
+        link, value, se, interval = min(found, key=lambda one: (one[1] - one[0].above) / max(one[2], 1e-9))
         held, refuted = sum(low > 0 for low, _ in margins), sum(high < 0 for _, high in margins)
         where = next(iter(link.terms))[0]
         note = f"weakest: {link} in {where}, {link.measure.replace('_', ' ')}; {held} of {len(links)} hold, {refuted} fail"

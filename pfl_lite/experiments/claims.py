@@ -40,7 +40,7 @@ def paired_runs(
         return None, ["the runs have different numbers of clients"]
     lengths, said = sorted({int(run["rounds"][-1]["round"]) for run in used}), []
     if len(seeds) < SEEDS:
-        said.append(f"{len(seeds)} of {SEEDS} seeds")
+        said.append(f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {SEEDS} are wanted")
     if unpaired:
         said.append(f"seeds not used because an arm lacks them: {', '.join(map(str, unpaired))}")
     if lengths[0] < planned:

@@ -243,23 +243,27 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
 
 
 def _statistic(result: ClaimResult) -> str:
-    """A claim's number with its interval: `difference, points: 0.2 [-0.2, 0.6]`."""
+    """A claim's number with its interval, and the bound if it is not 0: `difference, points: 0.2 [-0.2, 0.6], bound 1`."""
     if result.value is None:
         return "–"
     interval = "" if result.interval is None else " [{:.2f}, {:.2f}]".format(*result.interval)
-    return f"{result.statistic}: {result.value:.3g}{interval}"
+    bound = f", bound {result.threshold:g}" if result.threshold else ""
+    return f"{result.statistic}: {result.value:.3g}{interval}{bound}"
 
 
 def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     """What the runs took: rounds, floats that a sampled client received and sent a round, images trained on, core hours.
 
-    A row that takes over another row's training counts the images and hours that it spent after it.
+    A row that takes over another row's training counts the images and hours that it spent after it. A row that shows runs of
+    another experiment is left out where that one is among `names`.
     """
     rows = []
     for name in names:
         experiment = get_experiment(name)
         found = runs_of(experiment, ledger or Ledger())
         for key, runs in found.items():
+            if experiment.arm(key).run_of in names:
+                continue
             before = {run["seed"]: run for run in found.get(experiment.arm(key).trained_by or "", [])}
             for run in runs:
                 spent = [run.get("images_trained") or np.nan, run["seconds"]]
