@@ -31,7 +31,8 @@ def make_run(
     }
     final |= {f"{test}_clients": accuracy for test in ("local_test", "global_test")}
     rounds = [
-        {"round": t, "clients": [0], "floats_down": 100 * (t > 0), "floats_up": 0} for t in (0, one.rounds)
+        {"round": t, "clients": [0], "floats_down": 100 * (t > 0), "floats_up": 0}
+        for t in (0, one.rounds_of(one.arm(arm)))
     ]
     return {
         "kind": "run", "experiment": one.name, "arm": arm, "seed": seed, "method": one.arm(arm).method,
