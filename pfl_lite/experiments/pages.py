@@ -268,7 +268,11 @@ def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
             for run in runs:
                 spent = [run.get("images_trained") or np.nan, run["seconds"]]
                 if first := before.get(run["seed"]):
-                    spent = [spent[0] - (first.get("images_trained") or np.nan), spent[1] - first["seconds"]]
+                    # never below 0, where the two were trained apart and the second on a quicker machine
+                    spent = [
+                        max(spent[0] - (first.get("images_trained") or np.nan), 0),
+                        max(spent[1] - first["seconds"], 0),
+                    ]
                 sampled = sum(len(entry["clients"]) for entry in run["rounds"])
                 down, up = (sum(e[way] for e in run["rounds"]) for way in ("floats_down", "floats_up"))
                 rows.append(
