@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import pages
+from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import claims
 from pfl_lite.experiments.figures import figure
 from pfl_lite.experiments.ledger import Ledger
@@ -206,3 +208,27 @@ def test_rows_that_take_over_a_training_count_what_they_did_after_it(ledger: Led
     assert costs.loc["FedAvg", "million images"] == total
     nothing = pages.costs("fedmn-table2-emnist", ledger=ledger)
     assert nothing.empty and list(nothing) == list(pages.costs(NAME, ledger=ledger))
+
+
+def test_a_run_that_two_experiments_show_costs_once(ledger: Ledger) -> None:
+    home = "pfedmb-table2-random2-50"
+    ledger.write(make_run(home, "pfedmb", 80) | {"seconds": 1800.0, "images_trained": 1_000_000})
+    alone = pages.costs("pfedmb-fig5", ledger=ledger)
+    assert alone["method"].tolist() == ["B = 10"] and alone["core hours"].tolist() == [0.5]
+    assert pages.costs(home, "pfedmb-fig5", ledger=ledger)["method"].tolist() == ["pFedMB"]
+
+
+def test_no_row_costs_less_than_nothing(ledger: Ledger) -> None:
+    name = "fedmn-table2-cifar10-lenet"
+    for arm, seconds in (
+        ("fedavg", 275.0),
+        ("pfl_ft", 236.0),
+    ):  # trained apart, the second on a quicker machine
+        ledger.write(make_run(name, arm, 50) | {"seconds": seconds, "images_trained": 1_000_000})
+    assert pages.costs(name, ledger=ledger)["core hours"].tolist() == [275 / 3600, 0]
+
+
+def test_a_claim_shows_the_bound_that_it_is_held_to() -> None:
+    shown = partial(ClaimResult, "points", "undecided", -0.5, 0.1, (-1.7, 0.7))
+    assert pages._statistic(shown(-1.1)) == "points: -0.5 [-1.70, 0.70], bound -1.1"
+    assert pages._statistic(shown(0.0)) == "points: -0.5 [-1.70, 0.70]"

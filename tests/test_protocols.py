@@ -174,3 +174,18 @@ def test_letters_and_writers_run_from_small_files_of_their_format(
     }
     assert len(sweep.reproduce("letters", ledger=ledger, device="cpu").written) == 5
     assert not table(tiny, ledger)["Ours (%)"].isna().any()
+
+
+def test_vgg_s_experts_are_tuned_at_their_own_rate() -> None:
+    """Section V-A of PFL-MoE: 0.001 for LeNet-5, 0.005 for VGG-16."""
+    for pair, rate in (("fmnist-lenet", 0.001), ("cifar10-lenet", 0.001), ("cifar10-vgg16", 0.005)):
+        arms = EXPERIMENTS[f"pflmoe-{pair}-0.9"].arms
+        tuned = {arm.key: arm.settings["ft_lr"] for arm in arms if "ft_lr" in arm.settings}
+        assert len(tuned) == 6 and set(tuned.values()) == {rate}
+
+
+@pytest.mark.parametrize(("budget", "before", "after"), [("small", 30, 30), ("paper", 146, 150)])
+def test_fedmn_s_rounds_follow_its_pre_training(budget: str, before: int, after: int) -> None:
+    one = get_experiment("fedmn-table2-cifar10", budget)
+    fedmn = one.arm("fedmn")
+    assert fedmn.settings["pretrain"] == before and one.rounds_of(fedmn) == before + after

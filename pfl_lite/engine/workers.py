@@ -113,8 +113,9 @@ class Forked(Loop):
 class Child:
     """A forked process that computes a share and says what it found.
 
-    What it found lies in memory that both processes hold as a file without a name: a pipe would move it piece by piece, which
-    takes longer than the training of a large network. The pipe only says that it is there, or what went wrong.
+    What it found lies in memory that both processes hold as a file without a name: a pipe would move it piece by piece, and a
+    large network's models would take a good part of what a second process gains. The pipe only says that it is there, or what
+    went wrong.
     """
 
     def __init__(self, work: Any, share: Sequence[int], team: list[Child]) -> None:
