@@ -100,6 +100,17 @@ def test_b7(verdict: Callable[..., ClaimResult], ours: Any, expected: str) -> No
     assert "weakest: pfedmb - fedprox in pfedmb-table2-dirichlet-50" in result.note
 
 
+def test_a_comparison_needs_only_its_own_two_methods(verdict: Callable[..., ClaimResult], tmp_path: Any) -> None:
+    said = "no complete run of fedprox"
+    refuted = verdict("B7", levels(pfedmb=72, fedprox=None, ifca=73, rest=60))
+    assert refuted.verdict == "failed" and said in refuted.note
+    assert "weakest: pfedmb - ifca" in refuted.note and "6 of 8 hold, 1 fail" in refuted.note
+    for path in (tmp_path / "pfedmb-table2-dirichlet-50").glob("*.json"):
+        path.unlink()
+    open_ = verdict("B7", levels(pfedmb=72, fedprox=None, rest=60))
+    assert open_.verdict == "undecided" and said in open_.note and "7 of 8 hold, 0 fail" in open_.note
+
+
 def test_b8_is_about_at_most_so_many_points(verdict: Callable[..., ClaimResult]) -> None:
     assert verdict("B8", levels(pfedmb=90, fedavg=89, fedprox=91)).verdict == "held"
     refuted = verdict("B8", levels(pfedmb=90, fedavg=88.8, fedprox=91), seeds=(7, 8, 9))

@@ -42,6 +42,8 @@ class Claim:
     """Experiment -> arms."""
     test: Callable[[dict[str, Runs]], ClaimResult]
     """Tests it on the experiments whose runs are there; those it lacks are named by `check`."""
+    of_links: bool = False
+    """The test takes what arms are there and leaves out the comparisons with the others; else it needs all of an experiment's."""
 
 
 class Unfit(Exception):
@@ -170,7 +172,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
             needs[name] += [arm] if arm not in needs[name] else []
 
     def test(runs: dict[str, Runs]) -> ClaimResult:
-        known = [link for link in links if {name for name, _ in link.terms} <= runs.keys()]
+        known = [link for link in links if all(arm in runs.get(name, {}) for name, arm in link.terms)]
         if not known:
             raise Unfit("the runs that are there make no whole comparison")
         found = [(link, *link.value(runs)) for link in known]
@@ -186,5 +188,5 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
         return ClaimResult(statistic, by_interval(margins), value, se, interval, link.above, note)
 
     CLAIMS[id] = Claim(
-        id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test
+        id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test, of_links=True
     )

@@ -31,8 +31,6 @@ def paired_runs(
     by_arm = {arm: {int(run["seed"]): run for run in found[arm]} for arm in arms}
     seeds = sorted(set.intersection(*(set(some) for some in by_arm.values())))
     unpaired = sorted(set.union(*(set(some) for some in by_arm.values())) - set(seeds))
-    if missing := [arm for arm, some in by_arm.items() if not some]:
-        return None, [f"no complete run of {', '.join(missing)}"]
     if not seeds:
         return None, [f"no seed that all of {', '.join(arms)} have"]
     used = [by_arm[arm][seed] for arm in arms for seed in seeds]
@@ -61,13 +59,18 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
     for name, arms in claim.needs.items():
         experiment = get_experiment(name, budget)
         planned = min(experiment.rounds_of(experiment.arm(arm)) for arm in arms)
-        runs, said = paired_runs(arms, found[name], planned)
+        if missing := [arm for arm in arms if not found[name][arm]]:
+            lacking.setdefault(f"no complete run of {', '.join(missing)}", []).append(name)
+        present = [arm for arm in arms if arm not in missing]
+        if not present or (missing and not claim.of_links):
+            continue
+        runs, said = paired_runs(present, found[name], planned)
         for one in said:
             (lacking if runs is None else tell).setdefault(one, []).append(name)
         if runs is not None:
             there[name] = runs
     result = ClaimResult("-", "undecided")
-    if there and (len(claim.needs) > 1 or not lacking):
+    if there and (claim.of_links or len(claim.needs) > 1 or not lacking):
         try:
             result = claim.test(there)
         except Unfit as error:
