@@ -100,7 +100,9 @@ def test_b7(verdict: Callable[..., ClaimResult], ours: Any, expected: str) -> No
     assert "weakest: pfedmb - fedprox in pfedmb-table2-dirichlet-50" in result.note
 
 
-def test_a_comparison_needs_only_its_own_two_methods(verdict: Callable[..., ClaimResult], tmp_path: Any) -> None:
+def test_a_comparison_needs_only_its_own_two_methods(
+    verdict: Callable[..., ClaimResult], tmp_path: Any
+) -> None:
     said = "no complete run of fedprox"
     refuted = verdict("B7", levels(pfedmb=72, fedprox=None, ifca=73, rest=60))
     assert refuted.verdict == "failed" and said in refuted.note
