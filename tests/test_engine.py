@@ -13,7 +13,7 @@ from toy import FAST, five_clients, same, train
 
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation, load_model
+from pfl_lite.engine.rounds import Simulation, finite, load_model
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedProx
 
@@ -72,6 +72,7 @@ def test_vmap_equals_loop_where_a_client_has_no_validation_or_test_images(federa
 def test_looking_changes_no_model(federation: Any, method: str) -> None:
     often = train(method, federation, **quick(method, rounds=3, eval_every=1, ft_epochs=1, ft_every=1))
     seldom = train(method, federation, **quick(method, rounds=3, eval_every=3, ft_epochs=1))
+    assert often.diverged_in is None  # nor does any method keep numbers that are not finite
     assert same(often.server, seldom.server, 0) and same(often.clients, seldom.clients, 0)
     assert same(often.scored_models(), seldom.scored_models(), 0)
 
@@ -113,6 +114,37 @@ def test_fine_tuning_has_its_own_sgd_and_training_keeps_the_run_s(
     onward.server, onward.round = sim.server, sim.round
     (_, _, models), _ = onward.local_work(3, onward.everyone)
     assert same(sim.scored_models(), models, 0)
+
+
+def test_a_run_that_diverges_says_once_who_and_when_and_what_may_help(
+    federation: Any, tmp_path: Path
+) -> None:
+    sim = simulation(federation, model="linear", epochs=1, rounds=3, lr=0.1)
+    sim.step()
+    sim.settings = replace(sim.settings, lr=np.inf)
+    said = r"fedavg diverged: after round 2 5 clients, 0 the first of them, had weights .*below 0\.1, or fewer .* than 1$"
+    with pytest.warns(UserWarning, match=said) as told:
+        sim.run(checkpoint=tmp_path / "a.pt")
+    assert len(told) == 1 and sim.diverged_in == 2
+    assert [entry.get("diverged") for entry in sim.report()["rounds"]] == [
+        None,
+        None,
+        list(range(5)),
+        list(range(5)),
+    ]
+    again = simulation(federation, model="linear", epochs=1, rounds=3, lr=0.1)
+    again.load(tmp_path / "a.pt")
+    assert again.diverged_in == 2
+
+
+def test_a_client_is_lost_with_one_number_in_what_it_sends_or_keeps() -> None:
+    ids = torch.tensor([3, 5, 8])
+    sent = {"w": torch.zeros(3, 2, 2), "none": torch.zeros(3, 0), "count": torch.ones(3, dtype=torch.int64)}
+    kept = {"alpha": torch.zeros(3), "seen": torch.tensor([True, False, True])}
+    assert finite(ids, sent, kept).tolist() == [True, True, True]
+    sent["w"][0, 1, 1], kept["alpha"][2] = -torch.inf, torch.nan
+    assert finite(ids, sent, kept).tolist() == [False, True, False]
+    assert finite(ids, {}, {}).tolist() == [True, True, True]
 
 
 def test_same_configuration_same_numbers_and_another_seed_others(federation: Any) -> None:

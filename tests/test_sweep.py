@@ -20,7 +20,7 @@ import pytest
 
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import crews, protocols, sweep
+from pfl_lite.experiments import care, crews, protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
@@ -463,3 +463,84 @@ def test_a_search_may_differ_from_its_results(tiny: str, tmp_path: Path) -> None
     arm = replace(base.arm("fedavg"), search={"epochs": 3})
     one = sweep.Sweep(replace(base, arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
     assert {task.config.epochs for task in one.tasks()} == {3} and one.config(arm, 0).epochs == 1
+
+
+@pytest.fixture
+def on_the_brink(tiny: str, monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, float]]:
+    """Results of these seeds and rates lose a client in their second round of three."""
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], rounds=3))
+    lost: set[tuple[int, float]] = set()
+    advance = Simulation.advance
+
+    def stumbling(simulation: Simulation) -> dict[str, Any]:
+        entry = advance(simulation)
+        stumbles = entry["round"] == 2 and (simulation.config.seed, simulation.config.lr) in lost
+        return entry | ({"diverged": [4]} if stumbles else {})
+
+    monkeypatch.setattr(Simulation, "advance", stumbling)
+    return lost
+
+
+def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
+    tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    (search,) = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[]).written[-1:]
+    candidates = json.loads(search.read_text())["candidates"]
+    second, best = sorted(candidates, key=lambda one: one["validation_accuracy"])
+    first, then = best["settings"]["lr"], second["settings"]["lr"]
+    on_the_brink.add((0, first))
+    written = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
+    assert [path.name for path in written] == [
+        "fedavg-seed0-diverged1.json", "fedavg-seed0.json", "fedavg-seed1.json"
+    ]  # fmt: skip
+    failed, result, other = (json.loads(path.read_text()) for path in written)
+    assert failed["kind"] == "diverged" and not failed["complete"] and len(failed["rounds"]) == 3  # 0, 1, 2
+    assert [one["config"]["lr"] for one in (failed, result, other)] == [first, then, first]
+    assert [run["seed"] for run in ledger.read(tiny)] == [0, 1] and ledger.diverged(tiny) == [failed]
+    assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
+    assert care.check(ledger).faults == []
+    (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
+    assert f"seed 0 diverged in round 2 with lr {first:g} and was run again with lr {then:g}" in row["Reason"]
+    assert "the seeds differ in lr" in row["Reason"]
+
+
+def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
+    tiny: str, on_the_brink: set[tuple[int, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rates = [one["lr"] for one in EXPERIMENTS[tiny].arm("fedavg").grid]
+    on_the_brink |= {(0, rate) for rate in rates}
+    for next_candidate, kinds in ((True, ["diverged", "run"]), (False, ["run"])):
+        monkeypatch.setitem(
+            EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], seeds=(0,), next_candidate=next_candidate)
+        )
+        ledger = Ledger(tmp_path / str(next_candidate))
+        written = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
+        found = [json.loads(path.read_text()) for path in written if "seed" in path.name]
+        assert [one["kind"] for one in found] == kinds and found[-1]["complete"]
+        (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
+        assert "seed 0 diverged in round 2" in row["Reason"]
+        assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
+
+
+def test_a_candidate_that_diverged_is_chosen_last() -> None:
+    scores = [
+        {"validation_accuracy": 0.5, "diverged": 3},
+        {"validation_accuracy": 0.2},
+        {"validation_accuracy": 0.3},
+    ]
+    assert [one["validation_accuracy"] for one in sweep.ranked(scores)] == [0.3, 0.2, 0.5]
+
+
+def test_a_search_says_which_candidate_diverged(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arm = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 1e30}, {"lr": 0.1}))
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=(arm,)))
+    ledger = Ledger(tmp_path)
+    with pytest.warns(UserWarning, match="fedavg diverged: after round 1"):
+        sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    (search,) = ledger.searches(tiny)
+    assert [one.get("diverged") for one in search["candidates"]] == [1, None] and search["chosen"] == {
+        "lr": 0.1
+    }

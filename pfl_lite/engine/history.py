@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def diverged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
+    """The first round that left a client with weights that are no finite numbers, from entries of a history; None if none did."""
+    return next((int(entry["round"]) for entry in rounds if entry.get("diverged")), None)
+
+
 @dataclass
 class History:
     """The record of a run; `rounds` is a list of plain dicts, as in the JSON file.
 
     Each entry holds `round`, the ids of its `clients`, `floats_down` and `floats_up` (sums over the sampled clients) and, where
     models were scored, means over clients such as `personal_accuracy`, `global_loss`, `tuned_accuracy` (a fraction; nats) with
-    the lists they are means of under `per_client`. In the last entry of a run with `whole_test`, each kind of model (`global`,
+    the lists they are means of under `per_client`. `diverged`, where it is there, lists the clients whom the round left with
+    weights or other state that are no finite numbers. In the last entry of a run with `whole_test`, each kind of model (`global`,
     `personal`, `tuned`) has under that name the means `global_test` and `local_test` and the lists of all clients,
     `global_test_clients` and `local_test_clients`.
     """

@@ -28,7 +28,7 @@ from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.data.partition import parse
 from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
-from pfl_lite.engine.history import History
+from pfl_lite.engine.history import History, diverged_in
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
 from pfl_lite.engine.metrics import right_by_class, score, whole_test
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from pfl_lite.engine.riding import Ride
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
+ROUND_KEYS = ("round", "clients", "floats_down", "floats_up", "diverged")
+"""What an entry of the history says of a round's training; the rest are scores."""
 ALL_WATCHED, SMALL_STATE = 20, 200  # so many first rounds are all watched where the state is so small
 
 
@@ -180,7 +182,7 @@ class Simulation:
         return tuple(answers), (down, up)
 
     def advance(self) -> dict[str, Any]:
-        """Train one round without scoring it; returns who took part and the floats that travelled."""
+        """Train one round without scoring it; returns who took part, the floats that travelled, and whose weights diverged."""
         self.round, self._tuned = self.round + 1, None
         ids = self.sample(self.round)
         (uploads, states, _), (down, up) = self.local_work(self.round, ids)
@@ -191,7 +193,30 @@ class Simulation:
         )
         self.sampled[ids] = True
         self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
-        return {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
+        entry = {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
+        if lost := ids[~finite(ids, uploads, states)].tolist():
+            self.warn_once(lost)
+            entry["diverged"] = lost
+        return entry
+
+    def warn_once(self, lost: list[int]) -> None:
+        """Say in the first round that leaves clients with weights that are no finite numbers what may help."""
+        if self.diverged_in is None:
+            who = (
+                f"client {lost[0]}"
+                if len(lost) == 1
+                else f"{len(lost)} clients, {lost[0]} the first of them,"
+            )
+            warnings.warn(
+                f"{self.method.name} diverged: after round {self.round} {who} had weights that are not finite numbers; "
+                f"try a learning rate below {self.config.lr:g}, or fewer local epochs than {self.config.epochs}",
+                stacklevel=4,
+            )
+
+    @property
+    def diverged_in(self) -> int | None:
+        """The first round that left a client with weights that are no finite numbers; None if none did."""
+        return diverged_in(self.history.rounds)
 
     def step(self) -> dict[str, Any]:
         """Play one round and return its entry in the history."""
@@ -438,7 +463,7 @@ class Simulation:
         self.clients = untrained
         if self.round == self.config.rounds:
             started, entry = time.perf_counter(), self.history.rounds.pop()
-            self._record({name: entry[name] for name in ("round", "clients", "floats_down", "floats_up")})
+            self._record({name: entry[name] for name in ROUND_KEYS if name in entry})
             self.seconds += time.perf_counter() - started
 
     # ---- results --------------------------------------------------------------------------------------------------
@@ -497,6 +522,14 @@ class Simulation:
             for name, t in params.items()
         }
         write_npz(path, arrays)
+
+
+def finite(ids: Tensor, *answers: Params) -> Tensor:
+    """Of which clients [S] all numbers in some answers, tensors [S, ...] each, are finite: [S]."""
+    whole = torch.ones_like(ids, dtype=torch.bool)
+    for t in (t for answer in answers for t in answer.values() if t.numel()):
+        whole &= t.isfinite().reshape(len(ids), -1).all(1)
+    return whole
 
 
 def held_out_clients(config: RunConfig) -> Tensor:

@@ -95,7 +95,7 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         if experiment is None or arm is None:
             continue
         sweep, used = whole(experiment, ledger), run["config"] | run["config"]["method"]
-        chosen = sweep.chosen(arm)
+        chosen = sweep.chosen(arm, run["seed"])
         if chosen is None:
             tried, grid = len(sweep.searched(sweep.source(arm))), len(sweep.source(arm).grid)
             said.append(

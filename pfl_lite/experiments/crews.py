@@ -44,6 +44,8 @@ class Task:
     candidate: int | None = None
     trained_by: tuple[Path, RunConfig] | None = None
     """Checkpoint and configuration of a finished run whose training it takes over, if that checkpoint is still there."""
+    attempt: int | None = None
+    """Number of the attempt, where another candidate takes over should this one diverge; it then ends with that round."""
 
     @property
     def key(self) -> Key:
@@ -64,6 +66,7 @@ def title(arm: str, seed: int, candidate: int | None) -> str:
 def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: Ride | None = None) -> Report:
     """Train one task from its checkpoint on; its report, or None when `stop(key, round)`, asked before a round, ended it.
 
+    An attempt that diverges ends there, and its report is that of an unfinished run.
     With a `ride` it is computed with others that ride along.
     Where the checkpoint's folder cannot be written, which is a machine that does not share it, the run is made in one go.
     """
@@ -78,8 +81,15 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: 
     begun = kept is not None and kept.exists()
     if task.trained_by is not None and os.access(task.trained_by[0], os.R_OK) and not begun:
         simulation.load(*task.trained_by)
-    done = simulation.run(checkpoint=kept, stop=lambda: stop(task.key, simulation.round), progress=False)
-    return simulation.report() if done else None
+
+    def given_up() -> bool:
+        return task.attempt is not None and simulation.diverged_in is not None
+
+    def stopped() -> bool:
+        return given_up() or stop(task.key, simulation.round)
+
+    done = simulation.run(checkpoint=kept, stop=stopped, progress=False)
+    return simulation.report() if done or given_up() else None
 
 
 _stopping: Event | None = None  # in a worker process: set when its parent wants no new round

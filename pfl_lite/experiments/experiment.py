@@ -13,6 +13,7 @@ from pfl_lite.errors import InputError, unknown
 Settings = dict[str, Any]
 BUDGETS = ("small", "paper")
 DEFAULT_BUDGET = "small"
+NEXT = "a result whose weights stop being finite numbers is started again with the next best candidate"
 
 
 @cache
@@ -101,6 +102,8 @@ class Experiment:
     """What is compared with the paper: names in a run's `final`, and what a table calls them."""
     stands_in: str = ""
     """What is not the paper's and moves the numbers themselves (another network): no row is then more than a trend."""
+    next_candidate: bool = True
+    """Whether a result whose weights stop being finite numbers is started again with the next best candidate of its search."""
     unavailable: bool = False
     """Whether the data could not be had where the ledger was made: rows without a run say so and how to run them."""
     budget: str = DEFAULT_BUDGET

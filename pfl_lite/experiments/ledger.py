@@ -1,4 +1,4 @@
-"""The ledger: one small JSON file for every run and every search, under `data/results/<experiment>/`.
+"""The ledger: a small JSON file for every run, every attempt that diverged and every search, in `data/results/<experiment>/`.
 
 Tables, claims and figures read only these files.  A complete run is never overwritten, a damaged file is
 named and set aside, never deleted, and every file is written in one step: a killed sweep leaves no halves.
@@ -24,7 +24,11 @@ from pfl_lite.files import atomic_path, plain
 
 Run = dict[str, Any]
 RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
-SEARCH_KEYS = ("experiment", "arm", "candidates", "chosen")
+KEYS = {
+    "run": RUN_KEYS,
+    "diverged": (*RUN_KEYS, "attempt"),
+    "search": ("experiment", "arm", "candidates", "chosen"),
+}
 FINAL_KEYS = ("test_accuracy", "test_loss", "train_size", "test_size")
 WATCH_DIGITS = (
     4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits nobody reads
@@ -43,9 +47,9 @@ def default_folder() -> Path:
 def fault(entry: Any) -> str | None:
     """Say in a few words what is wrong with a ledger entry; None if nothing is."""
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind not in ("run", "search"):
-        return 'it is not an object whose "kind" is "run" or "search"'
-    if missing := [key for key in (RUN_KEYS if kind == "run" else SEARCH_KEYS) if key not in entry]:
+    if kind not in KEYS:
+        return 'it is not an object whose "kind" is "run", "diverged" or "search"'
+    if missing := [key for key in KEYS[kind] if key not in entry]:
         return f"it lacks {', '.join(missing)}"
     if kind == "search":
         tried = entry["candidates"]
@@ -86,12 +90,17 @@ class Ledger:
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
 
-    def path(self, experiment: str, arm: str, seed: int | None) -> Path:
-        """The file of a run, or of the arm's search if `seed` is None; raises InputError for odd names."""
+    def path(self, experiment: str, arm: str, seed: int | None, attempt: int | None = None) -> Path:
+        """The file of a run, of an `attempt` at it that diverged (from 1 on), or of the arm's search if `seed` is None.
+
+        Raises:
+            InputError: odd names.
+        """
         for name in (experiment, arm):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
                 raise InputError(f"'{name}' cannot be a file's name: use letters, digits and - _ . + only")
-        return self.folder / experiment / (f"search-{arm}.json" if seed is None else f"{arm}-seed{seed}.json")
+        name = f"search-{arm}" if seed is None else f"{arm}-seed{seed}"
+        return self.folder / experiment / f"{name}{'' if attempt is None else f'-diverged{attempt}'}.json"
 
     @contextmanager
     def reserved(self, experiment: str) -> Iterator[None]:
@@ -119,7 +128,7 @@ class Ledger:
             lock.release()
 
     def _path_of(self, entry: Run) -> Path:
-        return self.path(entry["experiment"], entry["arm"], entry["seed"] if entry["kind"] == "run" else None)
+        return self.path(entry["experiment"], entry["arm"], entry.get("seed"), entry.get("attempt"))
 
     def examine(self, path: Path) -> tuple[Run | None, str | None]:
         """Read one file and change nothing: the entry, and what is wrong with the file; both None if it is not there."""
@@ -165,6 +174,10 @@ class Ledger:
     def searches(self, experiment: str) -> list[Run]:
         """The searches of an experiment, by arm: their candidates on validation data and what was chosen."""
         return self._entries(experiment, "search")
+
+    def diverged(self, experiment: str) -> list[Run]:
+        """The attempts at runs whose weights stopped being finite numbers, after which another candidate took over."""
+        return sorted(self._entries(experiment, "diverged"), key=lambda entry: entry["attempt"])
 
     def get(self, experiment: str, arm: str, seed: int | None) -> Run | None:
         """One run, complete or not (or the arm's search if `seed` is None); None if the ledger has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pfl_lite.experiments.experiment import Arm, Experiment, Settings, crossed, printed
+from pfl_lite.experiments.experiment import NEXT, Arm, Experiment, Settings, crossed, printed
 
 
 class Setting(NamedTuple):
@@ -159,7 +159,8 @@ def said(one: Setting, rounds: str, searched: int) -> tuple[str, ...]:
         "FedEM's numbers after 200 rounds for all other rows.",
         network,
         "Rates: constant, with momentum 0.9 and weight decay 5e-4 for every row, four candidates a method, chosen on the "
-        f"clients' validation images after {searched} rounds of another seed (100); FedEM divides its rates by ten twice.",
+        f"clients' validation images after {searched} rounds of another seed (100); {NEXT}. FedEM divides its rates by ten "
+        "twice.",
         "A quarter of each client's training images is for validation, in the results too; one seed.",
         columns,
         "Metric: unweighted mean over clients; the rows taken over from FedEM are weighted by test images.",

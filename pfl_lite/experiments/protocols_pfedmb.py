@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pfl_lite.experiments.experiment import Arm, Experiment, Settings, crossed, printed
+from pfl_lite.experiments.experiment import NEXT, Arm, Experiment, Settings, crossed, printed
 
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
@@ -27,7 +27,8 @@ def table1_deviations(rounds: int, searched: int, candidates: str) -> tuple[str,
         length(rounds),
         "Learning rates, momentum and weight decay are not stated in the paper: plain SGD here, the rates chosen on the clients' "
         f"validation images after {searched} rounds of another seed (100), {candidates}; the row without alpha-weighting takes "
-        "the rates of the row with it, so that only the aggregation differs.",
+        "the rates of the row with it, so that only the aggregation differs; "
+        f"{NEXT}.",
         "How alpha stays on the simplex is not stated: softmax of logits that start at 0.",
         "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
         "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
@@ -148,7 +149,8 @@ def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool
         length(rounds),
         "Learning rates and each method's own settings are not stated: plain SGD here, four candidates a method, chosen on "
         f"the clients' validation images after {searched} rounds of another seed (100)"
-        + (", with 50 clients; the same choice serves 15 clients." if shared else "."),
+        + (", with 50 clients; the same choice serves 15 clients" if shared else "")
+        + f"; {NEXT}.",
         f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), which the "
         "paper searched and we do not; every layer has an alpha of its own.",
         "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "

@@ -71,6 +71,7 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
         ft_epochs=None,
         eval_every=4,
         search_rounds=10,
+        next_candidate=False,  # their chapter shows what a rate on the brink does to a comparison
     )
 
 

@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from pfl_lite.data.images import load
 from pfl_lite.engine.config import RunConfig, make_config
+from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
-from pfl_lite.experiments.ledger import Ledger
+from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
 
 POLL_SECONDS = 5.0
@@ -72,15 +73,32 @@ class Sweep:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
         return self.searching.arm(arm.rates_of or arm.key)
 
-    def chosen(self, arm: Arm) -> Settings | None:
-        """The settings with the best validation accuracy, once the whole grid has been scored."""
-        arm = self.source(arm)
-        if not arm.grid:
+    def chosen(self, arm: Arm, seed: int | None = None) -> Settings | None:
+        """The settings with the best validation accuracy, once the whole grid has been scored.
+
+        Of a result with some `seed`: among those with which it has not diverged.
+        """
+        if not self.source(arm).grid:
             return {}
-        scored = in_grid_order(arm, self.searched(arm))
-        if len(scored) < len(arm.grid):
-            return None
-        return dict(best_of(scored)["settings"])
+        candidates = self.candidates(arm, seed)
+        return dict(candidates[0]["settings"]) if candidates else None
+
+    def candidates(self, arm: Arm, seed: int | None = None) -> list[dict[str, Any]]:
+        """The scored candidates, the best first and without those that diverged for a `seed`; none before the search is over."""
+        source = self.source(arm)
+        scored = in_grid_order(source, self.searched(source))
+        if len(scored) < len(source.grid):
+            return []
+        key = arm.trained_by or arm.key
+        used = [one["config"] | one["config"]["method"] for one in self.attempts(key, seed)]
+        return [
+            one for one in ranked(scored) if not any(one["settings"].items() <= it.items() for it in used)
+        ]
+
+    def attempts(self, arm: str, seed: int | None) -> list[Run]:
+        """The attempts at a result that diverged."""
+        some = self.ledger.diverged(self.experiment.name)
+        return [one for one in some if (one["arm"], one["seed"]) == (arm, seed)]
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
@@ -125,12 +143,17 @@ class Sweep:
                 if (first, seed) in missing:
                     continue  # until there is a training to take over
                 trained_by = (self.checkpoint(first.key, seed), self.config(first, seed))
-            yield Task(name, arm.key, seed, config, trained_by=trained_by)
+            others = (
+                self.experiment.next_candidate and not arm.trained_by and len(self.candidates(arm, seed)) > 1
+            )
+            attempt = 1 + len(self.attempts(arm.key, seed)) if others else None
+            yield Task(name, arm.key, seed, config, trained_by=trained_by, attempt=attempt)
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """The configuration of an arm's result, once its rates are chosen."""
         settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
-        return make_config(arm.method, **(settings | arm.settings | (self.chosen(arm) or {}))).resolved()
+        chosen = self.chosen(arm, seed) or {}
+        return make_config(arm.method, **(settings | arm.settings | chosen)).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
         """The results that the ledger lacks, all arms of a seed before the next seed."""
@@ -155,7 +178,12 @@ class Sweep:
 
     def record(self, task: Task, report: dict[str, Any]) -> Path:
         """Enter a finished task into the ledger, then drop what it went on from."""
-        head = {"experiment": task.experiment, "arm": task.arm}
+        head, at = {"experiment": task.experiment, "arm": task.arm}, diverged_in(report["rounds"])
+        if task.attempt is not None and at is not None:
+            again = {"kind": "diverged", "attempt": task.attempt, "seed": task.seed}
+            path = self.ledger.write(head | report | again)
+            self.checkpoint(*task.key).unlink(missing_ok=True)
+            return path
         if task.candidate is None:
             path = self.ledger.write(head | {"seed": task.seed} | report)
         else:
@@ -166,10 +194,10 @@ class Sweep:
                 "rounds": task.config.rounds,
                 "seed": task.seed,
                 "seconds": report["seconds"],
-            }
+            } | ({} if at is None else {"diverged": at})
             known = [*self.searched(arm), scored]
             candidates = in_grid_order(arm, known)
-            best = best_of(candidates)["settings"]
+            best = ranked(candidates)[0]["settings"]
             candidates += [
                 one for one in known if one["settings"] not in arm.grid
             ]  # of an earlier grid: kept
@@ -193,9 +221,9 @@ def in_grid_order(arm: Arm, candidates: list[dict[str, Any]]) -> list[dict[str, 
     return [one for settings in arm.grid for one in candidates if one["settings"] == settings]
 
 
-def best_of(candidates: list[dict[str, Any]]) -> dict[str, Any]:
-    """The candidate with the best validation accuracy; a tie goes to the first."""
-    return max(candidates, key=lambda one: one["validation_accuracy"])
+def ranked(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Candidates by validation accuracy, the best first and those that diverged last; a tie goes to the first."""
+    return sorted(candidates, key=lambda one: ("diverged" in one, -one["validation_accuracy"]))
 
 
 def reproduce(
@@ -327,7 +355,9 @@ def work_off(
                         tqdm.write(f"stopped {task.title}; the next call goes on from its checkpoint")
                         continue
                     written.append(sweep.record(task, report))
-                    tqdm.write(f"done {task.title} in {report['seconds']:.0f} s: {written[-1]}")
+                    lost = diverged_in(report["rounds"])
+                    how = "done" if None in (lost, task.attempt) else f"diverged in round {lost}:"
+                    tqdm.write(f"{how} {task.title} in {report['seconds']:.0f} s: {written[-1]}")
                     bar.update()
                     pending = list(sweep.tasks())
                     bar.total = len(written) + sweep.left()

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_lite.engine.config import with_defaults
+from pfl_lite.engine.config import MACHINE_KEYS, with_defaults
+from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
@@ -82,6 +83,25 @@ def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False)
     return found
 
 
+def detours(arm: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
+    """Which of an arm's runs diverged, and which took the place of attempts that did (`failed`: those of all arms)."""
+    said = []
+    for run in runs:
+        if (at := diverged_in(run["rounds"])) is not None:
+            said.append(f"seed {run['seed']} diverged in round {at}")
+    for one in failed:
+        if one["arm"] == arm.key:
+            heir = next((run for run in runs if run["seed"] == one["seed"]), one)
+            before, after = (with_defaults(each["config"]) | each["config"]["method"] for each in (one, heir))
+            unlike = [
+                key for key in before if key not in {*MACHINE_KEYS, "method"} and before[key] != after[key]
+            ]
+            old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
+            again = f" with {old} and was run again with {new}" if unlike else ""
+            said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
+    return said
+
+
 def shortfalls(experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished: Sequence[Run]) -> list[str]:
     """In what an arm's runs fall short of the protocol: seeds, rounds, unlike settings, unfinished runs."""
     said = []
@@ -136,9 +156,10 @@ def table(
     ledger = ledger or Ledger()
     runs = runs_of(experiment, ledger)
     undone = runs_of(experiment, ledger, unfinished=True)
+    failed = ledger.diverged(experiment.name)
     rows = []
     for measure, words in experiment.measures.items():
-        some = rows_of(experiment, measure, runs, undone)
+        some = rows_of(experiment, measure, runs, undone, failed)
         rows += [row | {"Method": f"{words}: {row['Method']}"} if words else row for row in some]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
@@ -151,9 +172,13 @@ def table(
 
 
 def rows_of(
-    experiment: Experiment, measure: str, runs: dict[str, list[Run]], undone: dict[str, list[Run]]
+    experiment: Experiment,
+    measure: str,
+    runs: dict[str, list[Run]],
+    undone: dict[str, list[Run]],
+    failed: Sequence[Run],
 ) -> list[dict[str, Any]]:
-    """A table's rows for one measure, from each arm's complete runs and all unfinished ones."""
+    """A table's rows for one measure, from each arm's complete runs, all unfinished ones and the attempts that diverged."""
     scores = {key: [accuracy(run, measure) for run in some] for key, some in runs.items() if some}
     ours = {key: float(np.mean(some)) for key, some in scores.items()}
     papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
@@ -187,7 +212,7 @@ def rows_of(
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
         fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key])
-        row["Reason"] = "; ".join(filter(None, [why, *fell_short]))
+        row["Reason"] = "; ".join(filter(None, [why, *fell_short, *detours(arm, runs[arm.key], failed)]))
         rows.append(row)
     return rows
 
