@@ -241,7 +241,7 @@ def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_orde
         search = sweep.Sweep(experiment, [arm], [0], None, "cpu", Ledger(tmp_path / str(order)))
         tasks = {task.candidate: task for task in search.tasks()}
         for number in order:
-            search.record(tasks[number], {"final": {"val_accuracy": [0.5]}, "seconds": 1.0})
+            search.record(tasks[number], {"final": {"val_accuracy": [0.5]}, "rounds": [], "seconds": 1.0})
         chosen.append(search.chosen(arm))
     assert chosen == [arm.grid[0]] * 2
 
