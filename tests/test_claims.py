@@ -156,7 +156,10 @@ def test_missing_runs_and_few_seeds_are_named(verdict):
 def test_only_seeds_that_every_arm_has_are_used(verdict):
     result = verdict("B1", leave_out=[("fedavg", 2)])
     assert result.verdict == "held"
-    assert "2 seeds, 3 are wanted; seeds not used because an arm lacks them: 2" in result.note
+    assert (
+        "2 seeds, 3 are wanted" in result.note
+        and "seeds not used because an arm lacks them: 2" in result.note
+    )
 
 
 def test_a_missing_arm_leaves_it_undecided(verdict):

@@ -113,6 +113,17 @@ def test_a_comparison_needs_only_its_own_two_methods(
     assert open_.verdict == "undecided" and said in open_.note and "7 of 8 hold, 0 fail" in open_.note
 
 
+def test_a_comparison_uses_the_seeds_that_its_own_two_methods_have(tmp_path: Any) -> None:
+    ledger, name = Ledger(tmp_path), "pfedmb-table2-dirichlet-50"
+    for arm, level, seeds in (("pfedmb", 72, (0, 1, 2)), ("fedavg", 60, (0, 1, 2)), ("local", 60, (3,))):
+        for seed in seeds:
+            ledger.write(make_run(name, arm, level, seed))
+    ledger.write(make_run(name, "fedper", 80, 1))
+    (result,) = [one for one in claims("pfedmb-table2", ledger) if one.id == "B7"]
+    assert result.verdict == "failed" and "weakest: pfedmb - fedper" in result.note
+    assert "1 of 8 hold, 1 fail" in result.note and "1 to 3 seeds, 3 are wanted" in result.note
+
+
 def test_b8_is_about_at_most_so_many_points(verdict: Callable[..., ClaimResult]) -> None:
     assert verdict("B8", levels(pfedmb=90, fedavg=89, fedprox=91)).verdict == "held"
     refuted = verdict("B8", levels(pfedmb=90, fedavg=88.8, fedprox=91), seeds=(7, 8, 9))

@@ -122,7 +122,7 @@ def test_a_run_that_diverges_says_once_who_and_when_and_what_may_help(
     sim = simulation(federation, model="linear", epochs=1, rounds=3, lr=0.1)
     sim.step()
     sim.settings = replace(sim.settings, lr=np.inf)
-    said = r"fedavg diverged: after round 2 5 clients, 0 the first of them, had weights .*below 0\.1, or fewer .* than 1$"
+    said = r"fedavg diverged: after round 2 5 clients, 0 the first of them, had weights .*below 0\.1$"
     with pytest.warns(UserWarning, match=said) as told:
         sim.run(checkpoint=tmp_path / "a.pt")
     assert len(told) == 1 and sim.diverged_in == 2
@@ -381,7 +381,8 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_diverged_run_says_so_and_keeps_its_numbers(federation: Any) -> None:
-    sim = train("fedavg", federation, lr=1e12)
+    with pytest.warns(UserWarning, match="fedavg diverged"):
+        sim = train("fedavg", federation, lr=1e12)
     report = sim.report()
     assert report["rounds"][-1]["personal_loss"] is None and report["final"]["test_loss"] == [None] * 5
 

@@ -505,6 +505,78 @@ def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
     assert "the seeds differ in lr" in row["Reason"]
 
 
+def test_rows_that_take_over_another_row_s_rates_follow_it_to_the_next_candidate(
+    tiny: str, on_the_brink: set[tuple[int, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    grid = ({"lr": 0.1, "alpha_lr": 0.1}, {"lr": 0.05, "alpha_lr": 0.1})
+    arms = [
+        replace(EXPERIMENTS[tiny].arm(key), grid=grid[: 2 * (key == "pfedmb")])
+        for key in ("pfedmb", "pfedmb-plain")
+    ]
+    heir = replace(EXPERIMENTS[tiny], name="heir", arms=(arms[1],), searched_in=tiny)
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=(arms[0],), seeds=(0,)))
+    monkeypatch.setitem(EXPERIMENTS, "heir", replace(heir, seeds=(0,)))
+    ledger = Ledger(tmp_path)
+    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    (search,) = ledger.searches(tiny)
+    first = search["chosen"]["lr"]
+    then = next(one["lr"] for one in grid if one["lr"] != first)
+    on_the_brink.add((0, first))
+    sweep.reproduce(tiny, ledger=ledger, device="cpu")
+    on_the_brink.add((0, then))  # a row that takes rates over has no other candidate
+    sweep.reproduce("heir", ledger=ledger, device="cpu")
+    (own,), (follower,) = ledger.read(tiny), ledger.read("heir")
+    assert own["config"]["lr"] == follower["config"]["lr"] == then and ledger.diverged("heir") == []
+    assert care.check(ledger).faults == []
+
+
+def test_a_longer_run_that_diverges_takes_the_place_of_the_shorter_one(
+    tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path
+) -> None:
+    ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
+    sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked)
+    (short,) = ledger.read(tiny)
+    on_the_brink.add((0, short["config"]["lr"]))
+    (path,) = sweep.reproduce(tiny, ledger=ledger, **asked).written
+    assert path.name == "fedavg-seed0.json" and ledger.diverged(tiny) == []
+    (long,) = ledger.read(tiny)
+    assert long["config"]["lr"] == short["config"]["lr"] and len(long["rounds"]) == 4
+    assert care.check(ledger).faults == []
+
+
+def test_what_an_attempt_leaves_behind_is_not_taken_up_by_the_next(
+    tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
+    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
+    on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
+    with monkeypatch.context() as patch:  # as if killed before its checkpoint is dropped
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        sweep.reproduce(tiny, ledger=ledger, **asked)
+    kept = sorted(path.name for path in (tmp_path / ".checkpoints").rglob("fedavg-seed0-*.pt"))
+    assert kept == ["fedavg-seed0-run.pt", "fedavg-seed0-run2.pt"] and len(ledger.read(tiny)) == 1
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_an_attempt_is_an_unfinished_run_whichever_round_it_ended_in(
+    tiny: str,
+    on_the_brink: set[tuple[int, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: int,
+) -> None:
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], rounds=last))
+    ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
+    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
+    on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
+    sweep.reproduce(tiny, ledger=ledger, **asked)
+    (failed,) = ledger.diverged(tiny, "fedavg", 0)
+    assert not failed["complete"] and failed["rounds"][-1]["round"] == 2
+    with pytest.raises(InputError, match="already holds an attempt that diverged"):
+        ledger.write(failed | {"seconds": -1.0})
+    assert ledger.write(failed).name == "fedavg-seed0-diverged1.json"  # the same once more is no other
+
+
 def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
     tiny: str, on_the_brink: set[tuple[int, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

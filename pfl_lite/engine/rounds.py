@@ -195,23 +195,19 @@ class Simulation:
         self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
         entry = {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
         if lost := ids[~finite(ids, uploads, states)].tolist():
-            self.warn_once(lost)
+            if self.diverged_in is None:
+                self.warn_of(lost)
             entry["diverged"] = lost
         return entry
 
-    def warn_once(self, lost: list[int]) -> None:
-        """Say in the first round that leaves clients with weights that are no finite numbers what may help."""
-        if self.diverged_in is None:
-            who = (
-                f"client {lost[0]}"
-                if len(lost) == 1
-                else f"{len(lost)} clients, {lost[0]} the first of them,"
-            )
-            warnings.warn(
-                f"{self.method.name} diverged: after round {self.round} {who} had weights that are not finite numbers; "
-                f"try a learning rate below {self.config.lr:g}, or fewer local epochs than {self.config.epochs}",
-                stacklevel=4,
-            )
+    def warn_of(self, lost: list[int]) -> None:
+        """Say which clients this round has left with weights that are no finite numbers, and what may help."""
+        who = f"client {lost[0]}" if len(lost) == 1 else f"{len(lost)} clients, {lost[0]} the first of them,"
+        warnings.warn(
+            f"{self.method.name} diverged: after round {self.round} {who} had weights that are not finite numbers; "
+            f"try a learning rate below {self.config.lr:g}{' or fewer local epochs' * (self.config.epochs > 1)}",
+            stacklevel=4,
+        )
 
     @property
     def diverged_in(self) -> int | None:

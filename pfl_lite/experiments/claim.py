@@ -11,7 +11,9 @@ from pfl_lite.experiments.ledger import Run
 
 Array = np.ndarray
 Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
-Runs = dict[str, list[Run]]  # arm -> its runs, the same seeds in the same order for every arm
+Runs = dict[
+    str, list[Run]
+]  # arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Claim:
     test: Callable[[dict[str, Runs]], ClaimResult]
     """Tests it on the experiments whose runs are there; those it lacks are named by `check`."""
     of_links: bool = False
-    """The test takes what arms are there and leaves out the comparisons with the others; else it needs all of an experiment's."""
+    """The test takes all runs that are there and pairs the seeds of each comparison itself; else it needs all arms of an
+    experiment and is given the seeds that all of them have."""
 
 
 class Unfit(Exception):
@@ -139,15 +142,24 @@ class Link:
         ]
         return " ".join(words).removeprefix("+ ")
 
+    def seeds(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
+        """The seeds that all its arms have, by experiment."""
+        found: dict[str, set[int]] = {}
+        for name, arm in self.terms:
+            have = {int(run["seed"]) for run in runs.get(name, {}).get(arm, [])}
+            found[name] = found.get(name, have) & have
+        return {name: sorted(some) for name, some in found.items()}
+
     def value(self, runs: dict[str, Runs]) -> Paired:
-        """The sum, paired over clients and seeds inside an experiment, independent between experiments."""
+        """The sum, paired over clients and common seeds inside an experiment, independent between experiments."""
         total, means = 0.0, np.zeros(1)
-        for stream, name in enumerate(dict.fromkeys(name for name, _ in self.terms)):
-            arrays = [
-                factor * per_client_measure(runs[name][arm], self.measure)
-                for (there, arm), factor in self.terms.items()
-                if there == name
-            ]
+        for stream, (name, seeds) in enumerate(self.seeds(runs).items()):
+            arrays = []
+            for (there, arm), factor in self.terms.items():
+                if there == name:
+                    by_seed = {int(run["seed"]): run for run in runs[name][arm]}
+                    some = [by_seed[seed] for seed in seeds]
+                    arrays.append(factor * per_client_measure(some, self.measure))
             difference = np.sum(arrays, axis=0)  # [seeds, clients]
             difference = difference[
                 :, np.isfinite(difference).all(0)
@@ -172,7 +184,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
             needs[name] += [arm] if arm not in needs[name] else []
 
     def test(runs: dict[str, Runs]) -> ClaimResult:
-        known = [link for link in links if all(arm in runs.get(name, {}) for name, arm in link.terms)]
+        known = [link for link in links if all(link.seeds(runs).values())]
         if not known:
             raise Unfit("the runs that are there make no whole comparison")
         found = [(link, *link.value(runs)) for link in known]

@@ -24,6 +24,9 @@ from pfl_lite.experiments.tables import runs_of
 SEEDS = 3  # fewer seeds than this are named in the note
 
 
+UNLIKE = "the runs have different numbers of clients"
+
+
 def paired_runs(
     arms: Sequence[str], found: dict[str, list[Run]], planned: int
 ) -> tuple[Runs | None, list[str]]:
@@ -33,19 +36,30 @@ def paired_runs(
     unpaired = sorted(set.union(*(set(some) for some in by_arm.values())) - set(seeds))
     if not seeds:
         return None, [f"no seed that all of {', '.join(arms)} have"]
-    used = [by_arm[arm][seed] for arm in arms for seed in seeds]
-    if len({len(run["final"]["test_accuracy"]) for run in used}) > 1:
-        return None, ["the runs have different numbers of clients"]
-    lengths, said = sorted({int(run["rounds"][-1]["round"]) for run in used}), []
-    if len(seeds) < SEEDS:
-        said.append(f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {SEEDS} are wanted")
+    runs = {arm: [some[seed] for seed in seeds] for arm, some in by_arm.items()}
+    said = remarks(runs, planned)
+    if UNLIKE in said:
+        return None, [UNLIKE]
     if unpaired:
         said.append(f"seeds not used because an arm lacks them: {', '.join(map(str, unpaired))}")
+    return runs, said
+
+
+def remarks(runs: Runs, planned: int) -> list[str]:
+    """What is to be said about runs that are used: too few seeds or rounds, unlike lengths or numbers of clients."""
+    used, said = [run for some in runs.values() for run in some], []
+    if len({len(run["final"]["test_accuracy"]) for run in used}) > 1:
+        said.append(UNLIKE)
+    fewest, most = min(map(len, runs.values())), max(map(len, runs.values()))
+    if fewest < SEEDS:
+        number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        said.append(f"{number} seed{'s' if most > 1 else ''}, {SEEDS} are wanted")
+    lengths = sorted({int(run["rounds"][-1]["round"]) for run in used})
     if lengths[0] < planned:
         said.append(f"{lengths[0]} of {planned} rounds")
     if len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
-    return {arm: [some[seed] for seed in seeds] for arm, some in by_arm.items()}, said
+    return said
 
 
 def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET) -> ClaimResult:
@@ -64,7 +78,12 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
         present = [arm for arm in arms if arm not in missing]
         if not present or (missing and not claim.of_links):
             continue
-        runs, said = paired_runs(present, found[name], planned)
+        if claim.of_links:  # which pair the seeds of each comparison themselves
+            every: Runs = {arm: found[name][arm] for arm in present}
+            said = remarks(every, planned)
+            runs = None if UNLIKE in said else every
+        else:
+            runs, said = paired_runs(present, found[name], planned)
         for one in said:
             (lacking if runs is None else tell).setdefault(one, []).append(name)
         if runs is not None:

@@ -66,7 +66,7 @@ def title(arm: str, seed: int, candidate: int | None) -> str:
 def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: Ride | None = None) -> Report:
     """Train one task from its checkpoint on; its report, or None when `stop(key, round)`, asked before a round, ended it.
 
-    An attempt that diverges ends there, and its report is that of an unfinished run.
+    An attempt that diverges ends after that round.
     With a `ride` it is computed with others that ride along.
     Where the checkpoint's folder cannot be written, which is a machine that does not share it, the run is made in one go.
     """
@@ -82,14 +82,14 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: 
     if task.trained_by is not None and os.access(task.trained_by[0], os.R_OK) and not begun:
         simulation.load(*task.trained_by)
 
-    def given_up() -> bool:
+    def diverged() -> bool:
         return task.attempt is not None and simulation.diverged_in is not None
 
-    def stopped() -> bool:
-        return given_up() or stop(task.key, simulation.round)
+    def ends() -> bool:
+        return diverged() or stop(task.key, simulation.round)
 
-    done = simulation.run(checkpoint=kept, stop=stopped, progress=False)
-    return simulation.report() if done or given_up() else None
+    done = simulation.run(checkpoint=kept, stop=ends, progress=False)
+    return simulation.report() if done or diverged() else None
 
 
 _stopping: Event | None = None  # in a worker process: set when its parent wants no new round

@@ -13,7 +13,10 @@ from pfl_lite.errors import InputError, unknown
 Settings = dict[str, Any]
 BUDGETS = ("small", "paper")
 DEFAULT_BUDGET = "small"
-NEXT = "a result whose weights stop being finite numbers is started again with the next best candidate"
+NEXT = (
+    "a result in which a client's weights stop being finite numbers is started again with the next best candidate, "
+    "and a candidate with such weights is chosen last"
+)
 
 
 @cache

@@ -175,9 +175,12 @@ class Ledger:
         """The searches of an experiment, by arm: their candidates on validation data and what was chosen."""
         return self._entries(experiment, "search")
 
-    def diverged(self, experiment: str) -> list[Run]:
-        """The attempts at runs whose weights stopped being finite numbers, after which another candidate took over."""
-        return sorted(self._entries(experiment, "diverged"), key=lambda entry: entry["attempt"])
+    def diverged(self, experiment: str, arm: str = "*", seed: int | None = None) -> list[Run]:
+        """The attempts (at one arm's run with one seed) that diverged and after which another candidate took over, in order."""
+        folder = self.path(experiment, "any", 0).parent
+        files = folder.glob(f"{arm}-seed{'*' if seed is None else seed}-diverged*.json")
+        found = [entry for entry in map(self._load, sorted(files)) if entry is not None]
+        return sorted(found, key=lambda entry: (entry["arm"], entry["seed"], entry["attempt"]))
 
     def get(self, experiment: str, arm: str, seed: int | None) -> Run | None:
         """One run, complete or not (or the arm's search if `seed` is None); None if the ledger has none."""
@@ -205,8 +208,10 @@ class Ledger:
                     "carry them over, or move the file away first"
                 )
             return plain(entry) != there
+        if entry["kind"] == "diverged" and plain(entry) != there:
+            raise InputError(f"{path} already holds an attempt that diverged: move it away first")
         if not there["complete"]:
-            return True
+            return entry["kind"] == "run"
         old, new = with_defaults(there["config"]), with_defaults(plain(entry["config"]))
         free = MACHINE_KEYS | {"rounds"}  # the same run for more rounds begins with the shorter one
         if changed := sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key)):

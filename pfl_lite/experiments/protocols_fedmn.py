@@ -232,7 +232,7 @@ def fedmn_fig2(name: str) -> Experiment:
     deviations = (
         "The paper names no data set; architectures of 9 and 10 blocks are our choice. Floats are counted with the router's.",
         "Rates: momentum 0.9, weight decay 5e-4, four candidates for FedAvg with 8 layers and for the first FedMN, chosen on "
-        "validation images of another seed (100), which the other rows take over.",
+        f"validation images of another seed (100), which the other rows take over; {NEXT}.",
         "No pre-training, whose floats the figure would have to count.",
     )
     return fedem_experiment(

@@ -89,16 +89,18 @@ class Sweep:
         scored = in_grid_order(source, self.searched(source))
         if len(scored) < len(source.grid):
             return []
-        key = arm.trained_by or arm.key
-        used = [one["config"] | one["config"]["method"] for one in self.attempts(key, seed)]
+        used = [one["config"] | one["config"]["method"] for one in self.attempts(arm, seed)]
         return [
             one for one in ranked(scored) if not any(one["settings"].items() <= it.items() for it in used)
         ]
 
-    def attempts(self, arm: str, seed: int | None) -> list[Run]:
-        """The attempts at a result that diverged."""
-        some = self.ledger.diverged(self.experiment.name)
-        return [one for one in some if (one["arm"], one["seed"]) == (arm, seed)]
+    def attempts(self, arm: Arm, seed: int | None) -> list[Run]:
+        """The attempts at a result that diverged; of an arm that takes over another's training or rates: at that one's result."""
+        if seed is None:
+            return []
+        if arm.trained_by is None and arm.rates_of is not None:
+            return self.ledger.diverged(self.searching.name, arm.rates_of, seed)
+        return self.ledger.diverged(self.experiment.name, arm.trained_by or arm.key, seed)
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
@@ -143,11 +145,24 @@ class Sweep:
                 if (first, seed) in missing:
                     continue  # until there is a training to take over
                 trained_by = (self.checkpoint(first.key, seed), self.config(first, seed))
-            others = (
-                self.experiment.next_candidate and not arm.trained_by and len(self.candidates(arm, seed)) > 1
-            )
-            attempt = 1 + len(self.attempts(arm.key, seed)) if others else None
-            yield Task(name, arm.key, seed, config, trained_by=trained_by, attempt=attempt)
+            yield Task(name, arm.key, seed, config, trained_by=trained_by, attempt=self.attempt(arm, seed))
+
+    def attempt(self, arm: Arm, seed: int) -> int | None:
+        """Number of the next attempt at a result; None where no other candidate takes over, should it diverge.
+
+        That is so for the last candidate, for arms that take over another's training or rates, and for a run that goes on from
+        a complete shorter one.
+        """
+        shares = arm.trained_by is not None or arm.rates_of is not None
+        if not self.experiment.next_candidate or shares or len(self.candidates(arm, seed)) < 2:
+            return None
+        if self.ledger.has(self.experiment.name, arm.key, seed):
+            return None
+        return self.next_number(arm, seed)
+
+    def next_number(self, arm: Arm, seed: int) -> int:
+        """One more than that of the last attempt that diverged."""
+        return 1 + max((int(one["attempt"]) for one in self.attempts(arm, seed)), default=0)
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """The configuration of an arm's result, once its rates are chosen."""
@@ -172,17 +187,21 @@ class Sweep:
         return sum(task.candidate is not None for task in self.tasks()) + len(self.missing())
 
     def checkpoint(self, arm: str, seed: int, candidate: int | None = None) -> Path:
-        """Where a task continues from; search candidates and results never share a file."""
-        kind = "run" if candidate is None else f"search{candidate}"
+        """Where a task continues from; search candidates, results and attempts at a result never share a file."""
+        kind = f"search{candidate}"
+        if candidate is None:
+            number = self.next_number(self.experiment.arm(arm), seed)
+            kind = "run" if number == 1 else f"run{number}"
         return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
 
     def record(self, task: Task, report: dict[str, Any]) -> Path:
         """Enter a finished task into the ledger, then drop what it went on from."""
         head, at = {"experiment": task.experiment, "arm": task.arm}, diverged_in(report["rounds"])
         if task.attempt is not None and at is not None:
-            again = {"kind": "diverged", "attempt": task.attempt, "seed": task.seed}
-            path = self.ledger.write(head | report | again)
-            self.checkpoint(*task.key).unlink(missing_ok=True)
+            begun = self.checkpoint(*task.key)  # the next attempt has another
+            ended = {"kind": "diverged", "attempt": task.attempt, "seed": task.seed, "complete": False}
+            path = self.ledger.write(head | report | ended)
+            begun.unlink(missing_ok=True)
             return path
         if task.candidate is None:
             path = self.ledger.write(head | {"seed": task.seed} | report)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_lite.engine.config import MACHINE_KEYS, with_defaults
+from pfl_lite.engine.config import with_defaults
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.ledger import Ledger, Run
@@ -83,19 +83,18 @@ def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False)
     return found
 
 
-def detours(arm: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
+def detours(experiment: Experiment, arm: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
     """Which of an arm's runs diverged, and which took the place of attempts that did (`failed`: those of all arms)."""
     said = []
     for run in runs:
         if (at := diverged_in(run["rounds"])) is not None:
             said.append(f"seed {run['seed']} diverged in round {at}")
+    trained = arm if arm.trained_by is None else experiment.arm(arm.trained_by)
     for one in failed:
-        if one["arm"] == arm.key:
+        if one["arm"] == trained.key:
             heir = next((run for run in runs if run["seed"] == one["seed"]), one)
             before, after = (with_defaults(each["config"]) | each["config"]["method"] for each in (one, heir))
-            unlike = [
-                key for key in before if key not in {*MACHINE_KEYS, "method"} and before[key] != after[key]
-            ]
+            unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
             old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
             again = f" with {old} and was run again with {new}" if unlike else ""
             said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
@@ -212,7 +211,9 @@ def rows_of(
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
         fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key])
-        row["Reason"] = "; ".join(filter(None, [why, *fell_short, *detours(arm, runs[arm.key], failed)]))
+        row["Reason"] = "; ".join(
+            filter(None, [why, *fell_short, *detours(experiment, arm, runs[arm.key], failed)])
+        )
         rows.append(row)
     return rows
 
