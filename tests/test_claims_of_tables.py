@@ -124,6 +124,19 @@ def test_a_comparison_uses_the_seeds_that_its_own_two_methods_have(tmp_path: Any
     assert "1 of 8 hold, 1 fail" in result.note and "1 to 3 seeds, 3 are wanted" in result.note
 
 
+def test_one_model_s_number_in_one_seed_decides_nothing(tmp_path: Any) -> None:
+    ledger = Ledger(tmp_path)
+    for name, level in (("pflmoe-fmnist-lenet-0.5", 89.4), ("pflmoe-fmnist-lenet-0.9", 88.9)):
+        ledger.write(make_run(name, "fedavg", level, 0, global_test_clients=[level / 100] * CLIENTS))
+    (result,) = [one for one in claims("pflmoe-tables", ledger) if one.id == "E8"]
+    assert result.verdict == "undecided" and result.se is None and result.interval is None
+    assert result.value == pytest.approx(-0.5) and "no spread to judge it by" in result.note
+    for name, level in (("pflmoe-fmnist-lenet-0.5", 89.4), ("pflmoe-fmnist-lenet-0.9", 88.9)):
+        ledger.write(make_run(name, "fedavg", level, 1, global_test_clients=[level / 100] * CLIENTS))
+    (result,) = [one for one in claims("pflmoe-tables", ledger) if one.id == "E8"]
+    assert result.verdict == "failed"  # two seeds agree
+
+
 def test_b8_is_about_at_most_so_many_points(verdict: Callable[..., ClaimResult]) -> None:
     assert verdict("B8", levels(pfedmb=90, fedavg=89, fedprox=91)).verdict == "held"
     refuted = verdict("B8", levels(pfedmb=90, fedavg=88.8, fedprox=91), seeds=(7, 8, 9))
@@ -164,10 +177,11 @@ def test_pflmoe_s_claims_hold_on_the_paper_s_own_numbers(
     for name, arms in CLAIMS[id].needs.items():
         for arm in arms:
             both = one_of(name, arm).papers if arm != "pfl_fb-all" else one_of(name, "pfl_fb").papers
-            run = make_run(name, arm, printed(name, arm))
-            for test in ("local_test", "global_test"):
-                run["final"][f"{test}_clients"] = [both[test] / 100] * CLIENTS
-            ledger.write(run)
+            for seed in (0, 1):  # of one seed alone, a number that all clients share decides nothing
+                run = make_run(name, arm, printed(name, arm), seed)
+                for test in ("local_test", "global_test"):
+                    run["final"][f"{test}_clients"] = [both[test] / 100] * CLIENTS
+                ledger.write(run)
     (result,) = [one for one in claims("pflmoe-tables", ledger) if one.id == id]
     # E6 has a tie in the paper, which is no evidence
     assert result.verdict == ("undecided" if id == "E6" else "held"), result.note

@@ -151,8 +151,12 @@ class Link:
         return {name: sorted(some) for name, some in found.items()}
 
     def value(self, runs: dict[str, Runs]) -> Paired:
-        """The sum, paired over clients and common seeds inside an experiment, independent between experiments."""
-        total, means = 0.0, np.zeros(1)
+        """The sum, paired over clients and common seeds inside an experiment, independent between experiments.
+
+        A number that all clients of a single seed share, as one model's accuracy on all test images, has no spread to judge
+        it by: its standard error is infinite.
+        """
+        total, means, alone = 0.0, np.zeros(1), False
         for stream, (name, seeds) in enumerate(self.seeds(runs).items()):
             arrays = []
             for (there, arm), factor in self.terms.items():
@@ -160,12 +164,13 @@ class Link:
                     by_seed = {int(run["seed"]): run for run in runs[name][arm]}
                     some = [by_seed[seed] for seed in seeds]
                     arrays.append(factor * per_client_measure(some, self.measure))
+            alone |= len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
             difference = np.sum(arrays, axis=0)  # [seeds, clients]
             difference = difference[
                 :, np.isfinite(difference).all(0)
             ]  # without clients that have no test images
             total, means = total + difference.mean(), means + resampled(difference, stream=stream)
-        return summary(total, means)
+        return (total, np.inf, (-np.inf, np.inf)) if alone else summary(total, means)
 
 
 def ahead(
@@ -197,7 +202,11 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
         statistic = (
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
-        return ClaimResult(statistic, by_interval(margins), value, se, interval, link.above, note)
+        verdict = by_interval(margins)
+        if np.isinf(se):
+            said = "one model and one seed: no spread to judge it by"
+            return ClaimResult(statistic, verdict, value, None, None, link.above, f"{note}; {said}")
+        return ClaimResult(statistic, verdict, value, se, interval, link.above, note)
 
     CLAIMS[id] = Claim(
         id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test, of_links=True
