@@ -85,6 +85,7 @@ def test_every_search_and_every_result_has_settings_that_can_be(one: Experiment)
 @pytest.mark.parametrize("one", [e for e in ALL if e.name != "pfedmb-table1"], ids=lambda one: one.name)
 def test_all_methods_are_searched_alike(one: Experiment) -> None:
     assert len({len(arm.grid) for arm in one.arms if arm.grid}) <= 1
+    assert {arm.key for arm in one.arms if "rounds" in arm.search} <= {"fedmn"}
 
 
 def test_a_run_that_stands_for_another_s_is_the_same_run() -> None:
