@@ -198,7 +198,8 @@ def pfedmb_branches(setting: str) -> Experiment:
         )
 
     deviations = (
-        f"The learning rates are those chosen for B = {best}, the paper's best, whose run is that of Table II.",
+        f"The learning rates are those chosen for B = {best}, the paper's best, whose run is that of Table II; {NEXT}, "
+        "and the other numbers of branches follow.",
         "B is compared on validation images, each row's accuracy on test images.",
     )
     return replace(
