@@ -595,6 +595,23 @@ def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
         assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
 
 
+def test_a_row_that_takes_over_a_training_says_that_it_diverged(
+    moe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance, ledger = Simulation.advance, Ledger(tmp_path)
+
+    def stumbling(simulation: Simulation) -> dict[str, Any]:
+        entry = advance(simulation)
+        return entry | ({"diverged": [4]} if entry["round"] == 2 else {})
+
+    monkeypatch.setattr(Simulation, "advance", stumbling)
+    sweep.reproduce(moe, methods=["fedavg", "pfl_fb"], ledger=ledger, device="cpu")
+    assert [run["rounds"][-1]["diverged"] for run in ledger.read(moe)] == [[4], [4]]
+    rows = table(moe, ledger).dropna(subset="Ours (%)")
+    assert len(rows) == 4  # two tests each
+    assert all("seed 0 diverged in round 2" in reason for reason in rows["Reason"])
+
+
 def test_a_candidate_that_diverged_is_chosen_last() -> None:
     scores = [
         {"validation_accuracy": 0.5, "diverged": 3},
