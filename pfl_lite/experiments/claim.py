@@ -11,9 +11,8 @@ from pfl_lite.experiments.ledger import Run
 
 Array = np.ndarray
 Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
-Runs = dict[
-    str, list[Run]
-]  # arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm
+# Arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm.
+Runs = dict[str, list[Run]]
 
 
 @dataclass(frozen=True)
