@@ -100,8 +100,14 @@ def test_the_metric_is_the_unweighted_mean_over_clients():
         (86.9, 0.5, [], "not reproduced"),
         (89.1, NAN, [("FedAvg", 86.0, 87.0)], "trend only"),  # above, as in the paper
         (85.0, NAN, [("FedAvg", 86.0, 87.0)], "not reproduced"),  # below
-        (85.6, NAN, [("FedAvg", 86.0, 87.0)], "trend only"),  # below by less than half a point: a tie
-        (85.0, NAN, [("FedAvg", 86.0, 88.0)], "trend only"),  # a tie in the paper contradicts nothing
+        (
+            85.6,
+            NAN,
+            [("FedAvg", 86.0, 87.0)],
+            "not reproduced",
+        ),  # less than half a point away: a tie says nothing
+        (85.6, NAN, [("FedAvg", 86.0, 87.0), ("Local", 84.0, 80.0)], "trend only"),  # nor does it contradict
+        (85.0, NAN, [("FedAvg", 86.0, 88.0)], "not reproduced"),  # nor does a tie in the paper
         (
             85.0,
             NAN,
@@ -218,8 +224,9 @@ def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path)
     copy = Ledger(tmp_path / "copy")
     shutil.copytree(default_folder() / NAME, copy.folder / NAME)
     before = rows(copy)
-    assert before.loc["pfedmb", "Status"] != "not run" and before.loc["pfedmb", "Seeds"] == 1
-    (copy.folder / NAME / "pfedmb-seed0.json").unlink()
+    assert before.loc["pfedmb", "Status"] != "not run" and before.loc["pfedmb", "Seeds"] >= 1
+    for path in (copy.folder / NAME).glob("pfedmb-seed*.json"):
+        path.unlink()
     after = rows(copy)
     assert after.loc["pfedmb", "Status"] == "not run" and math.isnan(after.loc["pfedmb", "Ours (%)"])
     assert after.loc["pfedmb", "Reason"] == "no complete run in the ledger"

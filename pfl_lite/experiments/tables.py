@@ -42,9 +42,9 @@ def judge(
     `others` are the table's other rows with both numbers: (method, ours, paper).  sd is NaN for one seed.
 
     - reproduced: |ours - paper| <= max(1 point, 2 s.d. over seeds);
-    - trend only: the gap is larger, but against every other row ours stands on the paper's side (above or
-      below); two of our rows less than half a point apart or two equal ones of the paper say nothing;
-    - not reproduced: anything else, also when there is no other row to compare with.
+    - trend only: the gap is larger, but ours stands on the paper's side (above or below) of at least one other row and on the
+      wrong side of none; two of our rows less than half a point apart or two equal ones of the paper say nothing;
+    - not reproduced: anything else, also when no other row says anything.
     """
     gap, allowed = ours - paper, max(CLOSE, 0.0 if math.isnan(sd) else 2 * sd)
     if abs(gap) <= allowed:
@@ -57,14 +57,16 @@ def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float
     """What the order against the other rows says, whatever the gap: trend only or not reproduced, and the reason."""
     if not others:
         return "not reproduced", "and no other row is there to compare the order with"
-    against = [
-        name
+    telling = {
+        name: (ours - other) * (paper - theirs)
         for name, other, theirs in others
-        if abs(ours - other) > TIE and (ours - other) * (paper - theirs) < 0
-    ]
-    if against:
+        if abs(ours - other) > TIE and paper != theirs
+    }
+    if not telling:
+        return "not reproduced", f"and no other row is more than {TIE} points away, so that there is no order"
+    if against := [name for name, side in telling.items() if side < 0]:
         return "not reproduced", f"and the paper's order is reversed against {', '.join(against)}"
-    return "trend only", "the order against the other rows is the paper's"
+    return "trend only", f"no row more than {TIE} points away contradicts the paper's order"
 
 
 def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False) -> dict[str, list[Run]]:
@@ -83,21 +85,27 @@ def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False)
     return found
 
 
-def detours(experiment: Experiment, arm: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
-    """Which of an arm's runs diverged, and which took the place of attempts that did (`failed`: those of all arms)."""
+def made_by(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
+    """The experiment and the arm whose training an arm's runs are: its own, unless it takes over another's."""
+    if arm.run_of is None:
+        return experiment, experiment.arm(arm.trained_by or arm.key)
+    home = get_experiment(arm.run_of, experiment.budget)
+    return home, home.arm(str(arm.rates_of))
+
+
+def detours(trained: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
+    """Which of an arm's runs diverged, and which took the place of attempts that did (`failed`) at the training of `trained`."""
     said = []
     for run in runs:
         if (at := diverged_in(run["rounds"])) is not None:
             said.append(f"seed {run['seed']} diverged in round {at}")
-    trained = arm if arm.trained_by is None else experiment.arm(arm.trained_by)
     for one in failed:
-        if one["arm"] == trained.key:
-            heir = next((run for run in runs if run["seed"] == one["seed"]), one)
-            before, after = (with_defaults(each["config"]) | each["config"]["method"] for each in (one, heir))
-            unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
-            old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
-            again = f" with {old} and was run again with {new}" if unlike else ""
-            said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
+        heir = next((run for run in runs if run["seed"] == one["seed"]), one)
+        before, after = (with_defaults(each["config"]) | each["config"]["method"] for each in (one, heir))
+        unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
+        old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
+        again = f" with {old} and was run again with {new}" if unlike else ""
+        said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
     return said
 
 
@@ -155,7 +163,14 @@ def table(
     ledger = ledger or Ledger()
     runs = runs_of(experiment, ledger)
     undone = runs_of(experiment, ledger, unfinished=True)
-    failed = ledger.diverged(experiment.name)
+    failed = {}
+    for arm in experiment.arms:
+        home, trained = made_by(experiment, arm)
+        failed[arm.key] = [
+            one
+            for one in ledger.diverged(home.name, trained.key)
+            if arm.run_of is None or one["seed"] in experiment.seeds
+        ]
     rows = []
     for measure, words in experiment.measures.items():
         some = rows_of(experiment, measure, runs, undone, failed)
@@ -175,9 +190,9 @@ def rows_of(
     measure: str,
     runs: dict[str, list[Run]],
     undone: dict[str, list[Run]],
-    failed: Sequence[Run],
+    failed: dict[str, list[Run]],
 ) -> list[dict[str, Any]]:
-    """A table's rows for one measure, from each arm's complete runs, all unfinished ones and the attempts that diverged."""
+    """A table's rows for one measure, from each arm's complete runs, unfinished ones and attempts that diverged."""
     scores = {key: [accuracy(run, measure) for run in some] for key, some in runs.items() if some}
     ours = {key: float(np.mean(some)) for key, some in scores.items()}
     papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
@@ -212,7 +227,10 @@ def rows_of(
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
         fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key])
         row["Reason"] = "; ".join(
-            filter(None, [why, *fell_short, *detours(experiment, arm, runs[arm.key], failed)])
+            filter(
+                None,
+                [why, *fell_short, *detours(made_by(experiment, arm)[1], runs[arm.key], failed[arm.key])],
+            )
         )
         rows.append(row)
     return rows
