@@ -105,14 +105,18 @@ def test_the_good_ledger_holds_everything(verdict, tmp_path):
     )
     table, text = frame(results), show(results)
     assert table["verdict"].tolist() == ["held"] * len(results) and table["value"].notna().all()
-    assert all(f"{result.id:<12}held" in text and result.statistic in text for result in results)
+    assert {result.says for result in results} == {"held"}
+    words = " ".join(text.split())  # long statistics are wrapped
+    assert all(f"{result.id:<12}held" in text and result.statistic in words for result in results)
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_an_empty_ledger_decides_nothing(tmp_path):
     results = claims(ledger=Ledger(tmp_path))
     assert {result.verdict for result in results} == {"undecided"}
-    assert results[0].note == "no complete run of pfedmb, pfedmb-plain, fedavg, local"
+    assert results[0].note == (
+        "no complete run of pFedMB (eq. 5), pFedMB without alpha-weighting (eq. 6), FedAvg, Local"
+    )
     assert results[0].value is None and "no statistic" in show(results)
 
 
@@ -148,23 +152,21 @@ def test_b1_is_undecided_if_the_clients_disagree(verdict):
 
 def test_missing_runs_and_few_seeds_are_named(verdict):
     one = verdict("B1", seeds=(0,))
+    assert one.says == "held (1 seed)" and "held (1 seed)     " in show([one])
     assert one.verdict == "held" and one.note.endswith(
-        f"1 seed, 3 are wanted; 6 of {EXPERIMENTS[NAME].rounds} rounds"
+        f"1 of 3 seeds; 6 of {EXPERIMENTS[NAME].rounds} rounds"
     )
 
 
 def test_only_seeds_that_every_arm_has_are_used(verdict):
     result = verdict("B1", leave_out=[("fedavg", 2)])
     assert result.verdict == "held"
-    assert (
-        "2 seeds, 3 are wanted" in result.note
-        and "seeds not used because an arm lacks them: 2" in result.note
-    )
+    assert "2 of 3 seeds" in result.note and "seeds not used because an arm lacks them: 2" in result.note
 
 
 def test_a_missing_arm_leaves_it_undecided(verdict):
     result = verdict("B1", seeds=(0,), leave_out=[("local", 0)])
-    assert result.verdict == "undecided" and result.note == "no complete run of local"
+    assert result.verdict == "undecided" and result.note == "no complete run of Local"
 
 
 def test_arms_without_a_common_seed_leave_it_undecided(verdict):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pfl_lite.experiments.ledger import Run
+from pfl_lite.experiments.protocols import get_experiment
 
 Array = np.ndarray
 Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
@@ -29,6 +30,13 @@ class ClaimResult:
     id: str = ""
     experiment: str = ""
     text: str = ""
+    seeds: int = 0
+    """The fewest seeds that a run which it rests on was made with."""
+
+    @property
+    def says(self) -> str:
+        """The verdict, with a word of warning where it rests on one seed, whose interval knows clients alone."""
+        return f"{self.verdict} (1 seed)" if self.seeds == 1 and self.verdict != "undecided" else self.verdict
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class Link:
         several = len({name for name, _ in self.terms}) > 1
         signs = {1.0: "+", -1.0: "-"}
         words = [
-            f"{signs.get(factor, f'{factor:+.2g}')} {f'{name}/' if several else ''}{arm}"
+            f"{signs.get(factor, f'{factor:+.2g}')} {f'{name}: ' if several else ''}{get_experiment(name).arm(arm).label}"
             for (name, arm), factor in self.terms.items()
         ]
         return " ".join(words).removeprefix("+ ")
@@ -198,10 +206,14 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
         held, refuted = sum(low > 0 for low, _ in margins), sum(high < 0 for _, high in margins)
         where = next(iter(link.terms))[0]
         note = f"weakest: {link} in {where}, {link.measure.replace('_', ' ')}; {held} of {len(links)} hold, {refuted} fail"
+        if untested := len(links) - len(known):
+            note += f", {untested} cannot be tested yet"
         statistic = (
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
         verdict = by_interval(margins)
+        if verdict == "held" and len(known) < len(links):
+            verdict = "undecided"
         if np.isinf(se):
             said = "one model and one seed: no spread to judge it by"
             return ClaimResult(statistic, verdict, value, None, None, link.above, f"{note}; {said}")

@@ -18,26 +18,32 @@ from pfl_lite.experiments.claim import CLAIMS as CLAIMS
 from pfl_lite.experiments.claim import Claim, ClaimResult, Runs, Unfit
 from pfl_lite.experiments.claim import paired as paired
 from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, get_experiment, members
+from pfl_lite.experiments.protocols import (
+    DEFAULT_BUDGET,
+    EXPERIMENTS,
+    GROUPS,
+    Experiment,
+    get_experiment,
+    members,
+)
 from pfl_lite.experiments.tables import runs_of
 
 SEEDS = 3  # fewer seeds than this are named in the note
-
-
+NAMED = 2  # experiments that are named in a note; more are counted
 UNLIKE = "the runs have different numbers of clients"
 
 
 def paired_runs(
-    arms: Sequence[str], found: dict[str, list[Run]], planned: int
+    experiment: Experiment, arms: Sequence[str], found: dict[str, list[Run]]
 ) -> tuple[Runs | None, list[str]]:
     """The complete runs of some arms with the seeds that all of them have (None if there are none), and what is to be said."""
     by_arm = {arm: {int(run["seed"]): run for run in found[arm]} for arm in arms}
     seeds = sorted(set.intersection(*(set(some) for some in by_arm.values())))
     unpaired = sorted(set.union(*(set(some) for some in by_arm.values())) - set(seeds))
     if not seeds:
-        return None, [f"no seed that all of {', '.join(arms)} have"]
+        return None, [f"no seed that all of {labels(experiment, arms)} have"]
     runs = {arm: [some[seed] for seed in seeds] for arm, some in by_arm.items()}
-    said = remarks(runs, planned)
+    said = remarks(experiment, runs)
     if UNLIKE in said:
         return None, [UNLIKE]
     if unpaired:
@@ -45,7 +51,12 @@ def paired_runs(
     return runs, said
 
 
-def remarks(runs: Runs, planned: int) -> list[str]:
+def labels(experiment: Experiment, arms: Sequence[str]) -> str:
+    """What an experiment's table calls some arms."""
+    return ", ".join(experiment.arm(arm).label for arm in arms)
+
+
+def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     """What is to be said about runs that are used: too few seeds or rounds, unlike lengths or numbers of clients."""
     used, said = [run for some in runs.values() for run in some], []
     if len({len(run["final"]["test_accuracy"]) for run in used}) > 1:
@@ -53,11 +64,21 @@ def remarks(runs: Runs, planned: int) -> list[str]:
     fewest, most = min(map(len, runs.values())), max(map(len, runs.values()))
     if fewest < SEEDS:
         number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        said.append(f"{number} seed{'s' if most > 1 else ''}, {SEEDS} are wanted")
-    lengths = sorted({int(run["rounds"][-1]["round"]) for run in used})
-    if lengths[0] < planned:
-        said.append(f"{lengths[0]} of {planned} rounds")
-    if len(lengths) > 1:
+        wanted = len(experiment.seeds)
+        said.append(
+            f"{number} of {wanted} seeds"
+            if fewest < wanted
+            else f"{number} seed{'s' if most > 1 else ''}, as planned"
+        )
+    made = [
+        (int(run["rounds"][-1]["round"]), experiment.arm(arm)) for arm, some in runs.items() for run in some
+    ]
+    short = sorted(
+        {(last, experiment.rounds_of(arm)) for last, arm in made if last < experiment.rounds_of(arm)}
+    )
+    said += [f"{last} of {planned} rounds" for last, planned in short]
+    lengths = sorted({last for last, _ in made})
+    if short and len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said
 
@@ -72,18 +93,17 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
     lacking: dict[str, list[str]] = {}
     for name, arms in claim.needs.items():
         experiment = get_experiment(name, budget)
-        planned = min(experiment.rounds_of(experiment.arm(arm)) for arm in arms)
         if missing := [arm for arm in arms if not found[name][arm]]:
-            lacking.setdefault(f"no complete run of {', '.join(missing)}", []).append(name)
+            lacking.setdefault(f"no complete run of {labels(experiment, missing)}", []).append(name)
         present = [arm for arm in arms if arm not in missing]
         if not present or (missing and not claim.of_links):
             continue
         if claim.of_links:  # which pair the seeds of each comparison themselves
             every: Runs = {arm: found[name][arm] for arm in present}
-            said = remarks(every, planned)
+            said = remarks(experiment, every)
             runs = None if UNLIKE in said else every
         else:
-            runs, said = paired_runs(present, found[name], planned)
+            runs, said = paired_runs(experiment, present, found[name])
         for one in said:
             (lacking if runs is None else tell).setdefault(one, []).append(name)
         if runs is not None:
@@ -96,8 +116,11 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
             result, tell = ClaimResult("-", "undecided", note=str(error)), {}
     if lacking and result.verdict == "held":
         result = replace(result, verdict="undecided")
+    every_one = len(claim.needs)
     said = [
-        one if len(claim.needs) == len(names) else f"{one} ({', '.join(names)})"
+        one
+        if len(names) == every_one
+        else f"{one} ({', '.join(names) if len(names) <= NAMED else f'in {len(names)} of {every_one} settings'})"
         for one, names in (lacking | tell).items()
     ]
     return replace(
@@ -105,6 +128,7 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
         id=claim.id,
         experiment=claim.experiment,
         text=claim.text,
+        seeds=min((len(some) for runs in there.values() for some in runs.values()), default=0),
         note="; ".join(filter(None, [result.note, *said])),
     )
 
@@ -135,6 +159,7 @@ def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
         "interval",
         "threshold",
         "verdict",
+        "seeds",
         "note",
     ]
     return pd.DataFrame([asdict(result) for result in results], columns=columns)
@@ -148,7 +173,7 @@ def show(results: Sequence[ClaimResult], width: int = 100) -> str:
         number += "" if result.se is None else f" ± {result.se:.2g} (s.e.)"
         number += "" if result.interval is None else " [{:.3g}, {:.3g}]".format(*result.interval)
         number += "" if result.threshold is None else f"; threshold {result.threshold:g}"
-        head, margin = f"{result.id:<12}{result.verdict:<11}", " " * 23
+        head, margin = f"{result.id:<12}{result.says:<18}", " " * 30
         for text, first in ((result.text, head), (number, margin), (result.note, margin)):
             lines += textwrap.wrap(
                 text, width, initial_indent=first, subsequent_indent=margin, break_on_hyphens=False

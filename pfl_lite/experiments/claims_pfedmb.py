@@ -365,9 +365,12 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
     """Best number of branches on CIFAR-10's two classes minus that on CIFAR-100, by seed."""
     if len(runs) < 2:
         raise Unfit("the two data sets must both be there")
-    cifar10, cifar100 = (best_branches(runs[name]) for name in ("pfedmb-fig5", "pfedmb-table3-cifar100-50"))
-    seeds = min(len(cifar10), len(cifar100))
-    more = cifar10[:seeds] - cifar100[:seeds]
+    both = [runs[name] for name in ("pfedmb-fig5", "pfedmb-table3-cifar100-50")]
+    cifar10, cifar100 = map(best_branches, both)
+    used = [[run["seed"] for run in some[SCAN[0]]] for some in both]
+    if not (common := sorted({*used[0]} & {*used[1]})):
+        raise Unfit("the two data sets have no seed in common")
+    more = np.array([cifar10[used[0].index(seed)] - cifar100[used[1].index(seed)] for seed in common])
     note = f"best on validation images, by seed: CIFAR-10 {listed(cifar10)}; CIFAR-100 {listed(cifar100)}"
     statistic = "best number of branches, CIFAR-10 minus CIFAR-100"
     return ClaimResult(statistic, by_seed(list(more > 0)), float(more.mean()), None, None, 0.0, note)

@@ -143,6 +143,6 @@ linked(
 linked(
     "E13",
     TABLES,
-    "E7 survives if PFL-FB trains on all images of a client instead of three quarters (our addition)",
+    "PFL-MFE's lead over PFL-FB in E7 survives if PFL-FB trains on all images of a client, not on three quarters (our addition)",
     [on_average("pfl_mfe", "pfl_fb-all")],
 )
