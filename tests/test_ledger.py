@@ -122,6 +122,12 @@ def test_a_complete_run_is_never_overwritten(ledger):
     assert path.read_bytes() == before
 
 
+def test_an_unfinished_run_never_takes_the_place_of_a_complete_one(ledger):
+    ledger.write(make_run(rounds=2))
+    ledger.write(make_run(rounds=5, complete=False))
+    assert ledger.has("toy", "fedavg", 0, 2) and len(ledger.get("toy", "fedavg", 0)["rounds"]) == 3
+
+
 def test_an_unfinished_run_is_replaced(ledger):
     ledger.write(make_run(complete=False, lr=0.3))
     assert ledger.check(make_run())

@@ -199,20 +199,17 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
 
 
 def test_a_shorter_run_changes_nothing_and_a_longer_one_takes_the_place(tiny: str, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0])
-    before = (tmp_path / tiny / "local-seed0.json").read_text()
-    assert (
-        sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=1).written
-        == []
-    )
-    assert (tmp_path / tiny / "local-seed0.json").read_text() == before
+    ledger, asked = Ledger(tmp_path), {"methods": ["local"], "device": "cpu", "seeds": [0]}
+    sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked)
     short = ledger.get(tiny, "local", 0)
-    sweep.reproduce(tiny, methods=["local"], ledger=ledger, device="cpu", seeds=[0], rounds=3)
+    sweep.reproduce(tiny, ledger=ledger, **asked)
     long = ledger.get(tiny, "local", 0)
     assert short is not None and long is not None
-    assert [entry["round"] for entry in long["rounds"]] == [0, 1, 2, 3]
+    assert [entry["round"] for entry in long["rounds"]] == [0, 1, 2]
     assert long["rounds"][1]["personal_accuracy"] == short["rounds"][1]["personal_accuracy"]
+    before = (tmp_path / tiny / "local-seed0.json").read_text()
+    assert sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked).written == []
+    assert (tmp_path / tiny / "local-seed0.json").read_text() == before
 
 
 def test_table1_is_the_paper_s() -> None:
@@ -528,6 +525,90 @@ def test_rows_that_take_over_another_row_s_rates_follow_it_to_the_next_candidate
     (own,), (follower,) = ledger.read(tiny), ledger.read("heir")
     assert own["config"]["lr"] == follower["config"]["lr"] == then and ledger.diverged("heir") == []
     assert care.check(ledger).faults == []
+
+
+def test_a_row_that_takes_over_rates_waits_for_the_row_that_it_follows(
+    tiny: str, on_the_brink: set[tuple[int, float]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = EXPERIMENTS[tiny]
+    grid = ({"lr": 0.1, "alpha_lr": 0.1}, {"lr": 0.05, "alpha_lr": 0.1})
+    plain, own = base.arm("pfedmb-plain"), replace(base.arm("pfedmb"), grid=grid)
+    monkeypatch.setitem(
+        EXPERIMENTS, tiny, replace(base, arms=(plain, own), seeds=(0,))
+    )  # the follower is first
+    ledger = Ledger(tmp_path)
+    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    with pytest.raises(InputError, match="tiny --methods pfedmb --seeds 0` comes first"):
+        sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb-plain"])
+    on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
+    written = sweep.reproduce(tiny, ledger=ledger, device="cpu").written
+    assert [path.name for path in written] == [
+        "pfedmb-seed0-diverged1.json", "pfedmb-seed0.json", "pfedmb-plain-seed0.json"
+    ]  # fmt: skip
+    first, second = ledger.read(tiny)
+    assert first["config"]["lr"] == second["config"]["lr"] and care.check(ledger).faults == []
+
+
+def test_a_row_of_another_experiment_follows_the_nearest_that_has_the_row(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not the one at the end of the chain, which only searched: other clients trained there."""
+    base = EXPERIMENTS[tiny]
+    middle = replace(base, name="middle", searched_in=tiny)
+    scan = replace(
+        base, name="scan", arms=(replace(base.arm("pfedmb-plain"), key="b2"),), searched_in="middle"
+    )
+    for one in (middle, scan):
+        monkeypatch.setitem(EXPERIMENTS, one.name, one)
+    sweeping = sweep.Sweep(scan, scan.arms, [0], None, "cpu", Ledger(tmp_path))
+    assert sweeping.leader(scan.arms[0]).name == "middle" and sweeping.searching.name == tiny
+
+
+def test_a_candidate_that_was_scored_under_another_protocol_is_scored_again(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
+    sweep.reproduce(tiny, ledger=ledger, **asked)
+    (before,) = ledger.searches(tiny)
+    arms = tuple(replace(arm, search={"rounds": 2}) for arm in EXPERIMENTS[tiny].arms)
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=arms))
+    (fault,) = care.check(ledger).faults
+    assert "of the candidates that it was chosen from the ledger holds 0 of 2" in fault
+    sweep.reproduce(tiny, ledger=ledger, **asked)
+    (after,) = ledger.searches(tiny)
+    assert [one["rounds"] for one in after["candidates"]] == [2, 2, 1, 1]  # nothing is thrown away
+    assert after["candidates"][2:] == before["candidates"]
+
+
+def test_a_result_of_another_protocol_is_a_fault(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path)
+    sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])
+    assert care.check(ledger).faults == []
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], batch_size=7))
+    assert care.check(ledger).faults == ["tiny/fedavg-seed0.json: batch_size not as the protocol says"]
+
+
+def test_more_rounds_than_the_protocol_has_are_refused(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="tiny is trained for 2 rounds: ask for fewer, or leave rounds out"):
+        sweep.reproduce(tiny, ledger=Ledger(tmp_path), rounds=3, device="cpu")
+
+
+def test_a_setting_that_cannot_be_is_told_before_the_search(tiny: str, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    with pytest.raises(InputError, match="seed"):
+        sweep.reproduce(tiny, ledger=ledger, seeds=[-1], device="cpu")
+    assert not ledger.searches(tiny)
+    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg", "fedavg"], seeds=[0, 0], device="cpu")
+    assert len(ledger.read(tiny)) == 1
+
+
+def test_a_task_is_described_by_what_its_search_tries(tiny: str, tmp_path: Path) -> None:
+    arm = replace(PFEDMB_TABLE1.arm("fedavg"), method="fedprox", grid=({"lr": 0.1, "mu": 0.5},))
+    one = sweep.Sweep(replace(EXPERIMENTS[tiny], arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    (task,) = one.tasks()
+    assert sweep.describe(task, arm) == "lr 0.1, mu 0.5, 1 rounds"
 
 
 def test_a_longer_run_that_diverges_takes_the_place_of_the_shorter_one(

@@ -136,6 +136,10 @@ class Experiment:
         """For how many rounds an arm is trained."""
         return self.rounds if arm.rounds is None else arm.rounds
 
+    def search_rounds_of(self, arm: Arm) -> int:
+        """For how many rounds an arm's candidates are trained."""
+        return int(arm.search.get("rounds", self.search_rounds))
+
     def command(self, methods: str, seeds: str = "") -> str:
         """What to type to train some arms (keys, separated by commas)."""
         words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')} --methods {methods}"]

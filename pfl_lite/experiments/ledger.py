@@ -213,7 +213,9 @@ class Ledger:
         if not there["complete"]:
             return entry["kind"] == "run"
         old, new = with_defaults(there["config"]), with_defaults(plain(entry["config"]))
-        free = MACHINE_KEYS | {"rounds"}  # the same run for more rounds begins with the shorter one
+        if not entry.get("complete", True):
+            return False
+        free = MACHINE_KEYS | {"rounds"}  # more rounds of the same run take the place of fewer
         if changed := sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key)):
             raise InputError(
                 f"{path} already holds a complete run with another configuration "

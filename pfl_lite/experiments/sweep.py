@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from pfl_lite.data.images import load
@@ -24,6 +23,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
+from pfl_lite.experiments.tables import accuracy
 
 POLL_SECONDS = 5.0
 SIGN_OF_LIFE_SECONDS = 120.0  # off a terminal, where no bar is shown
@@ -65,7 +65,12 @@ class Sweep:
         self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
 
     def searched(self, arm: Arm) -> list[dict[str, Any]]:
-        """The candidates of an arm with a grid that have been scored, each with the settings it was scored under."""
+        """The candidates of an arm with a grid that were scored as its protocol says, not for other rounds or another seed."""
+        asked = (self.searching.search_rounds_of(arm), self.searching.search_seed)
+        return [one for one in self.known(arm) if (one["rounds"], one["seed"]) == asked]
+
+    def known(self, arm: Arm) -> list[dict[str, Any]]:
+        """All candidates of an arm that have ever been scored, each with the settings, rounds and seed it was scored under."""
         entry = self.ledger.get(self.searching.name, arm.key, None)
         return [] if entry is None else list(entry["candidates"])
 
@@ -99,8 +104,33 @@ class Sweep:
         if seed is None:
             return []
         if arm.trained_by is None and arm.rates_of is not None:
-            return self.ledger.diverged(self.searching.name, arm.rates_of, seed)
+            return self.ledger.diverged(self.leader(arm).name, arm.rates_of, seed)
         return self.ledger.diverged(self.experiment.name, arm.trained_by or arm.key, seed)
+
+    def leader(self, arm: Arm) -> Experiment:
+        """The experiment with the arm whose rates an arm takes over: this one, or the nearest that it takes settings from."""
+        one = self.experiment
+        while one.searched_in is not None and all(arm.rates_of != other.key for other in one.arms):
+            one = get_experiment(one.searched_in, one.budget)
+        return one
+
+    def awaits(self, arm: Arm, seed: int) -> bool:
+        """Whether an arm that takes over rates must wait until the arm that it follows has found a rate that does not diverge.
+
+        Raises:
+            InputError: nobody here will train that one.
+        """
+        if arm.rates_of is None or arm.trained_by is not None or not self.experiment.next_candidate:
+            return False
+        leader = self.leader(arm)
+        if self.ledger.has(leader.name, arm.rates_of, seed):
+            return False
+        if leader is self.experiment and any(one.key == arm.rates_of for one in self.arms):
+            return True
+        raise InputError(
+            f"{arm.key} of {self.experiment.name} follows {arm.rates_of} of {leader.name} to another rate, should that "
+            f"diverge: `{leader.command(arm.rates_of, str(seed))}` comes first"
+        )
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
@@ -129,7 +159,7 @@ class Sweep:
                         yield Task(name, arm.key, seed, config, number)
         missing = self.missing()
         for arm, seed in missing:
-            if self.chosen(arm) is None:
+            if self.chosen(arm) is None or self.awaits(arm, seed):
                 continue
             config, trained_by = self.config(arm, seed), None
             entry = {
@@ -150,8 +180,8 @@ class Sweep:
     def attempt(self, arm: Arm, seed: int) -> int | None:
         """Number of the next attempt at a result; None where no other candidate takes over, should it diverge.
 
-        That is so for the last candidate, for arms that take over another's training or rates, and for a run that goes on from
-        a complete shorter one.
+        That is so for the last candidate, for arms that take over another's training or rates, and where a complete shorter run
+        is there, whose place in the ledger only a run of the same settings takes.
         """
         shares = arm.trained_by is not None or arm.rates_of is not None
         if not self.experiment.next_candidate or shares or len(self.candidates(arm, seed)) < 2:
@@ -175,8 +205,26 @@ class Sweep:
         return [(arm, seed) for seed in self.seeds for arm in self.arms if not self.has(arm, seed)]
 
     def length(self, arm: Arm) -> int:
-        """For how many rounds an arm is trained: what was asked for, or the protocol's."""
-        return self.experiment.rounds_of(arm) if self.rounds is None else self.rounds
+        """For how many rounds an arm is trained: the protocol's, or fewer if fewer were asked for."""
+        planned = self.experiment.rounds_of(arm)
+        return planned if self.rounds is None else min(self.rounds, planned)
+
+    def validate(self) -> None:
+        """Make every configuration once, with the first candidates, so that a wrong setting is told before any work.
+
+        Raises:
+            InputError: a setting that cannot be, or more rounds than the protocol has.
+        """
+        longest = max(map(self.experiment.rounds_of, self.experiment.arms))
+        if self.rounds is not None and self.rounds > longest:
+            raise InputError(
+                f"{self.experiment.name} is trained for {longest} rounds: ask for fewer, or leave rounds out"
+            )
+        for arm in self.arms:
+            first = (*self.source(arm).grid, {})[0]
+            for seed in self.seeds:
+                settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
+                make_config(arm.method, **(settings | arm.settings | first))
 
     def has(self, arm: Arm, seed: int) -> bool:
         """Whether the ledger holds a result."""
@@ -209,17 +257,15 @@ class Sweep:
             arm = self.experiment.arm(task.arm)
             scored = {
                 "settings": arm.grid[task.candidate],
-                "validation_accuracy": float(np.nanmean(report["final"]["val_accuracy"])),
+                "validation_accuracy": accuracy(report, "val_accuracy") / 100,
                 "rounds": task.config.rounds,
                 "seed": task.seed,
                 "seconds": report["seconds"],
             } | ({} if at is None else {"diverged": at})
-            known = [*self.searched(arm), scored]
-            candidates = in_grid_order(arm, known)
+            before = self.known(arm)
+            candidates = in_grid_order(arm, [*self.searched(arm), scored])
             best = ranked(candidates)[0]["settings"]
-            candidates += [
-                one for one in known if one["settings"] not in arm.grid
-            ]  # of an earlier grid: kept
+            candidates += [one for one in before if one not in candidates]  # of an earlier protocol: kept
             path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
         self.clear(task)
         return path
@@ -299,10 +345,12 @@ def reproduce(
     if together is not None and (workers, scheduler) != (None, None):
         raise InputError("runs that ride together have one process: leave workers and scheduler out")
     ledger, engine = ledger or Ledger(), "auto" if together is None else "vmap"
-    seeds = experiment.seeds if seeds is None else seeds
+    arms = list({arm.key: arm for arm in arms}.values())
+    seeds = list(dict.fromkeys(experiment.seeds if seeds is None else seeds))
     sweep = Sweep(experiment, arms, seeds, rounds, device, ledger, tf32, engine)
+    sweep.validate()
     with ledger.reserved(experiment.name):
-        pending = list(sweep.tasks())  # also checks every configuration before the first worker starts
+        pending = list(sweep.tasks())
         if not pending:
             return Swept([], sweep.left(), False)
         load(experiment.data)  # fetched once, here, before several workers would
@@ -343,7 +391,7 @@ def work_off(
                 room = 0 if late or not waiting else crew.room() - len(running)
                 for task in waiting[: max(0, room)]:
                     again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
-                    tqdm.write(f"{again} {task.title}: {describe(task)}")
+                    tqdm.write(f"{again} {task.title}: {describe(task, sweep.experiment.arm(task.arm))}")
                     running[crew.submit(task, sweep.checkpoint(*task.key))] = task
                 if not running:
                     break
@@ -404,10 +452,9 @@ def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
     return ", ".join(where[:SHOWN] + more)
 
 
-def describe(task: Task) -> str:
-    """The settings that tell tasks apart, in a few words."""
+def describe(task: Task, arm: Arm) -> str:
+    """The rate and whatever else tells the candidates of an arm apart, in a few words."""
     values = task.config.as_dict()
-    rates = {"lr": values["lr"]} | (
-        {"alpha_lr": values["method"]["alpha_lr"]} if "alpha_lr" in values["method"] else {}
-    )
-    return ", ".join(f"{name} {value}" for name, value in rates.items()) + f", {values['rounds']} rounds"
+    used = values | values["method"]
+    searched = dict.fromkeys(["lr", *(name for one in arm.grid for name in one)])
+    return ", ".join(f"{name} {used[name]}" for name in searched) + f", {values['rounds']} rounds"
