@@ -484,6 +484,7 @@ def reproduce(
     --together 3 computes three runs at once, those that differ in seed and learning rate alone as one batch; --workers 3 lets
     three processes share it, of whatever runs: it works on one while the others prepare their rounds.
     """
+    from pfl_lite.experiments.care import whole
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import get_experiment, members
     from pfl_lite.experiments.sweep import reproduce as sweep
@@ -496,13 +497,20 @@ def reproduce(
         ) from error
     until = None if budget is None else time.monotonic() + parse_budget(budget)
     written, left, interrupted = 0, 0, False
-    parts = members(experiment)
+    asked = None if methods is None else methods.split(",")
     # those that take over another's settings come after those that search
-    for name in sorted(parts, key=lambda part: get_experiment(part, budget_name).searched_in is not None):
+    parts = sorted(
+        (get_experiment(name, budget_name) for name in members(experiment)),
+        key=lambda one: one.searched_in is not None,
+    )
+    for part in parts:
+        for key in asked or ():
+            part.arm(key)  # an unknown one is told before the first of several experiments is trained
+    for number, part in enumerate(parts, 1):
         done = sweep(
-            name,
+            part.name.removesuffix(f"-{part.budget}"),
             budget_name=budget_name,
-            methods=None if methods is None else methods.split(","),
+            methods=asked,
             seeds=numbers,
             rounds=rounds,
             workers=workers,
@@ -514,7 +522,8 @@ def reproduce(
             ledger=Ledger(ledger),
         )
         written, left, interrupted = written + len(done.written), left + done.left, done.interrupted
-        if interrupted:
+        if interrupted or (until is not None and time.monotonic() >= until):
+            left += sum(len(whole(rest, Ledger(ledger)).missing()) for rest in parts[number:])
             break
     if not left:
         typer.echo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from pfl_lite.engine.provenance import code_of
 from pfl_lite.experiments import care
-from pfl_lite.experiments.care import check, missing, nominal, price, show
+from pfl_lite.experiments.care import check, missing, nominal, price, show, whole
 from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment
 from pfl_lite.methods import FedAvg
@@ -158,6 +159,30 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
             call(*item.command.split()[1:], "--budget", "1ms").exit_code == 2
         )  # understood up to the budget
         assert call(*item.command.split()[1:], "--ledger", ledger.folder, "--budget", "0.001s").exit_code == 0
+
+
+def test_a_row_that_takes_over_a_training_costs_what_it_does_after_it(ledger: Ledger) -> None:
+    name = "pflmoe-fmnist-lenet-0.9"
+    shutil.copytree(default_folder() / name, ledger.folder / name)
+    runs = {run["arm"]: run for run in ledger.read(name)}
+    (ledger.folder / name / "pfl_mfe-seed0.json").unlink()
+    (row,) = missing(name, ledger)
+    training = runs["fedavg"]["seconds"]
+    assert (
+        row.hours is not None and training < 3600 * row.hours < 1.3 * training
+    )  # which has to be made again
+    checkpoint = whole(get_experiment(name), ledger).checkpoint("fedavg", 0)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    (row,) = missing(name, ledger)
+    alike = [runs[arm]["seconds"] - training for arm in ("pfl_fb", "pfl_mf", "pfl_mf-code", "pfl_mfe-code")]
+    assert row.hours is not None and 0.5 * min(alike) < 3600 * row.hours < 2 * max(alike)
+
+
+def test_a_search_is_counted_with_the_first_command_that_needs_it(ledger: Ledger) -> None:
+    for name in ("fedmn-fig2-cifar10", "fedmn-table2-cifar10-lenet"):
+        planned = float(price(get_experiment(name)).split(", ")[2].split()[0].replace(",", ""))
+        assert sum(one.images for one in missing(name, ledger)) / 1e6 == pytest.approx(planned, abs=0.5)
 
 
 def test_gaps_without_a_run_to_measure_by_are_counted_in_images(ledger: Ledger) -> None:

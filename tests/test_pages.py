@@ -72,6 +72,19 @@ def test_every_deviation_is_said_once_and_numbered() -> None:
     assert [line.split(".")[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)]
     bodies = [line.partition(". ")[2] for line in lines]
     assert len(set(bodies)) == len(bodies) > 5
+    named = [body for body in bodies if body.startswith("*")]
+    assert named and bodies[-len(named) :] == named  # what holds for all comes first
+    assert named[0].startswith("*random2-50*: ")
+
+
+def test_names_are_cut_to_what_tells_them_apart() -> None:
+    assert pages.own_names(["a-b-c", "a-b-d-e"]) == ["c", "d-e"] and pages.own_names(["a-b"]) == ["a-b"]
+    assert pages.own_names(["a-b", "a-b-c"]) == ["b", "b-c"]
+
+
+def test_a_column_that_the_paper_leaves_empty_is_left_out(ledger: Ledger) -> None:
+    shown = pages.grid("fedmn-table2-glyphs", "fedmn-table2-glyphs-writers", ledger=ledger).data
+    assert [tuple(column) for column in shown.columns] == [("glyphs", "ours"), ("glyphs-writers", "ours")]
 
 
 def test_facts_name_where_settings_come_from() -> None:
@@ -97,7 +110,12 @@ def test_clients_and_costs_are_those_of_the_runs(ledger: Ledger) -> None:
 def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     found = claims(OTHER, ledger)
     shown = pages.verdicts(found).data
-    assert shown["verdict"].tolist() == [one.verdict for one in found] and len(found) > 3
+    assert shown["verdict"].tolist() == [one.says for one in found] and len(found) > 3
+    assert all(one.note in evidence for one, evidence in zip(found, shown["evidence"], strict=True))
+    html = pages.verdicts(
+        [ClaimResult("s", verdict, seeds=seeds) for verdict, seeds in (("held", 3), ("failed", 1))]
+    ).to_html()
+    assert f"rgba({pages.ABOVE},{pages.STRONG})" in html and f"rgba({pages.BELOW},{pages.PALE})" in html
 
 
 def test_reasons_are_those_of_the_table(ledger: Ledger) -> None:
@@ -110,7 +128,7 @@ def test_reasons_are_those_of_the_table(ledger: Ledger) -> None:
 def test_clients_are_drawn_as_they_were_for_the_runs() -> None:
     counts = pages.class_counts(NAME)
     for run in Ledger(STORED).read(NAME):
-        assert counts.sum(1).tolist() == run["final"]["train_size"]
+        assert run["seed"] != 0 or counts.sum(1).tolist() == run["final"]["train_size"]
     assert not np.array_equal(counts, pages.class_counts(NAME, seed=1))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pfl_lite.data.images import datasets
 from pfl_lite.engine.config import with_defaults
@@ -24,6 +24,7 @@ from pfl_lite.experiments.protocols import (
     members,
 )
 from pfl_lite.experiments.sweep import Sweep
+from pfl_lite.files import plain
 from pfl_lite.methods import METHODS
 from pfl_lite.models import NETWORKS
 
@@ -86,7 +87,7 @@ def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
 
 
 def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
-    """Files of results that were not trained with what their arm's search chose, or whose search lacks candidates."""
+    """Files of results that were not trained as protocol and search say, or whose search lacks candidates."""
     known = {one.name: one for one in every_budget()}
     said = []
     for name, run in runs:
@@ -94,7 +95,7 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         arm = next((arm for arm in experiment.arms if arm.key == run["arm"]), None) if experiment else None
         if experiment is None or arm is None:
             continue
-        sweep, used = whole(experiment, ledger), run["config"] | run["config"]["method"]
+        sweep, used = whole(experiment, ledger), with_defaults(run["config"]) | run["config"]["method"]
         chosen = sweep.chosen(arm, run["seed"])
         if chosen is None:
             tried, grid = len(sweep.searched(sweep.source(arm))), len(sweep.source(arm).grid)
@@ -103,7 +104,16 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
             )
         elif other := [setting for setting, value in chosen.items() if used.get(setting) != value]:
             said.append(f"{name}: {', '.join(other)} not as the search chose")
+        elif other := unlike(run, sweep.config(arm, run["seed"]).as_dict()):
+            said.append(f"{name}: {', '.join(other)} not as the protocol says")
     return said
+
+
+def unlike(run: Run, config: dict[str, Any]) -> list[str]:
+    """Where a stored run was configured otherwise; the machine and a smaller number of rounds do not count."""
+    old, new = with_defaults(run["config"]), plain(config)
+    free = MACHINE_KEYS | ({"rounds"} if old["rounds"] <= new["rounds"] else set())
+    return sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key))
 
 
 def strangers(runs: Sequence[Run]) -> list[str]:
@@ -162,7 +172,7 @@ def whole(experiment: Experiment, ledger: Ledger) -> Sweep:
 
 
 class Missing(NamedTuple):
-    """A command that would fill a gap: images to train on, core hours if runs of the experiment tell, what must come before."""
+    """A command that would fill a gap: images to train on, core hours if runs with its network tell, what must come before."""
 
     command: str
     images: float
@@ -185,7 +195,9 @@ def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Mis
 
 def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
     """The commands that would fill an experiment's gaps; arms that share a training share a command."""
-    sweep, pace = whole(experiment, ledger), paces(experiment, ledger)
+    sweep, pace = whole(experiment, ledger), paces(experiment, ledger) or paces_elsewhere(experiment, ledger)
+    middle = median(pace.values()) if pace else None
+    searches: set[str] = set()  # each is counted with the first command that needs it
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in sweep.missing():
         gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
@@ -194,24 +206,39 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
         methods = ",".join(dict.fromkeys(arm.key for arm, _ in some))
         seeds = sorted({seed for _, seed in some})
         first = experiment.arm(training)
-        images = sum(nominal(experiment, arm, experiment.rounds_of(arm) * (arm is first)) for arm, _ in some)
+        # arm -> images, of those that take over a training only what they do after it
+        work = [
+            (arm, nominal(experiment, arm, experiment.rounds_of(arm) * (arm is first))) for arm, _ in some
+        ]
+        again = {seed for _, seed in some} - {seed for arm, seed in some if arm is first}
+        gone = [seed for seed in again if not sweep.checkpoint(first.key, seed).exists()]
+        work += [(first, nominal(experiment, first, experiment.rounds_of(first)))] * len(gone)
         source, after = sweep.source(first), ""
-        if sweep.chosen(first) is None and sweep.searching is experiment:
+        if sweep.chosen(first) is None and sweep.searching is experiment and source.key not in searches:
+            searches.add(source.key)
             left = len(source.grid) - len(sweep.searched(source))
-            images += left * nominal(experiment, first, experiment.search_rounds)
-        elif sweep.chosen(first) is None:
+            work.append((source, left * nominal(experiment, source, experiment.search_rounds_of(source))))
+        elif sweep.chosen(first) is None and sweep.searching is not experiment:
             after = sweep.searching.command(source.key)
-        seconds = pace.get(first.key, median(pace.values()) if pace else None)
-        hours = None if seconds is None else images * seconds / 3600
+        seconds = [pace.get(arm.key, middle) for arm, _ in work]
+        images = sum(number for _, number in work)
+        hours = (
+            None
+            if middle is None
+            else sum(number * each for (_, number), each in zip(work, seconds, strict=True) if each) / 3600
+        )
         found.append(Missing(experiment.command(methods, ",".join(map(str, seeds))), images, hours, after))
     for arm in experiment.arms:
         if arm.run_of is not None:
             home = get_experiment(arm.run_of, experiment.budget)
             there = Sweep(home, [home.arm(str(arm.rates_of))], experiment.seeds, None, "cpu", ledger)
             if seeds := [seed for _, seed in there.missing()]:
-                command = home.command(str(arm.rates_of), ",".join(map(str, seeds)))
-                images = len(seeds) * nominal(home, home.arm(str(arm.rates_of)), home.rounds)
-                found.append(Missing(command, images, None, ""))
+                trained = home.arm(str(arm.rates_of))
+                command = home.command(trained.key, ",".join(map(str, seeds)))
+                images = len(seeds) * nominal(home, trained, home.rounds_of(trained))
+                own = paces(home, ledger) or paces_elsewhere(home, ledger)
+                each = own.get(trained.key, median(own.values()) if own else None)
+                found.append(Missing(command, images, None if each is None else images * each / 3600, ""))
     return found
 
 
@@ -234,15 +261,42 @@ def nominal(experiment: Experiment, arm: Arm, rounds: int) -> float:
 
 
 def paces(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """Seconds of one core for one nominal image, by arm, from the complete runs of an experiment."""
+    """Seconds of one core for one nominal image, by arm, from the complete runs of an experiment on a CPU.
+
+    Of an arm that takes over another's training: of what it does after that.
+    """
     found: dict[str, list[float]] = {}
-    for run in ledger.read(experiment.name):
-        if run.get("images_per_second"):
-            trained = run.get("images_trained")  # early runs did not count them
-            seconds = run["seconds"] if trained is None else trained / run["images_per_second"]
-            images = nominal(experiment, experiment.arm(run["arm"]), int(run["rounds"][-1]["round"]))
-            found.setdefault(run["arm"], []).append(seconds / images)
+    arms = {arm.key: arm for arm in experiment.arms}
+    runs = [run for run in ledger.read(experiment.name) if run["arm"] in arms]
+    spent = {(run["arm"], run["seed"]): seconds_of(run) for run in runs}
+    for run in runs:
+        arm, own = arms[run["arm"]], spent[run["arm"], run["seed"]]
+        before = 0.0 if arm.trained_by is None else spent.get((arm.trained_by, run["seed"]))
+        if own is None or before is None or not str(run.get("device", "cpu")).startswith("cpu"):
+            continue
+        rounds = 0 if arm.trained_by else int(run["rounds"][-1]["round"])
+        images = nominal(experiment, arm, rounds)
+        if images and own > before:
+            found.setdefault(arm.key, []).append((own - before) / images)
     return {arm: median(some) for arm, some in found.items()}
+
+
+def paces_elsewhere(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
+    """The same, by arm, from the runs of all other experiments with the same network."""
+    found: dict[str, list[float]] = {}
+    for one in EXPERIMENTS.values():
+        if one.model == experiment.model and one.name != experiment.name:
+            for arm, pace in paces(one, ledger).items():
+                found.setdefault(arm, []).append(pace)
+    return {arm: median(some) for arm, some in found.items()}
+
+
+def seconds_of(run: Run) -> float | None:
+    """What a run would have taken had it not been stopped in between; None where it did not measure its pace."""
+    if not run.get("images_per_second"):
+        return None
+    trained = run.get("images_trained")  # early runs did not count them
+    return float(run["seconds"] if trained is None else trained / run["images_per_second"])
 
 
 def price(experiment: Experiment) -> str:
@@ -252,7 +306,9 @@ def price(experiment: Experiment) -> str:
     rounds = {arm.key: experiment.rounds_of(arm) if arm.trained_by is None else 0 for arm in own}
     images = sum(nominal(experiment, arm, rounds[arm.key]) for arm in own) * len(experiment.seeds)
     if experiment.searched_in is None:
-        images += sum(len(arm.grid) * nominal(experiment, arm, experiment.search_rounds) for arm in own)
+        images += sum(
+            len(arm.grid) * nominal(experiment, arm, experiment.search_rounds_of(arm)) for arm in own
+        )
     return (
         f"{len(own) * len(experiment.seeds)} results, {tried} candidates, {images / 1e6:,.0f} million images"
     )

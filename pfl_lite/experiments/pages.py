@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,14 @@ from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import frame as claims_frame
 from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, Experiment, get_experiment
+from pfl_lite.experiments.protocols import Experiment, get_experiment
 from pfl_lite.experiments.tables import accuracy, runs_of
 from pfl_lite.experiments.tables import table as table_of
 
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
 VERDICTS = {"held": ABOVE, "failed": BELOW}
+STRONG, PALE = 0.4, 0.15  # opacity of a verdict's shade, the second where it rests on one seed
 SPENT = [  # columns of `costs`
     "experiment",
     "method",
@@ -44,7 +44,7 @@ def facts(*names: str) -> Styler:
     """The protocols of some experiments side by side: a column each, a row a choice."""
     some = [get_experiment(name) for name in names]
     columns = {
-        one.name: {
+        called: {
             "data": one.data,
             "partition": one.partition,
             "clients": str(one.clients),
@@ -56,9 +56,16 @@ def facts(*names: str) -> Styler:
             "seeds": ", ".join(map(str, one.seeds)),
             "settings chosen": _chosen_where(one),
         }
-        for one in some
+        for called, one in zip(own_names(names), some, strict=True)
     }
     return pd.DataFrame(columns).style
+
+
+def own_names(names: Sequence[str]) -> list[str]:
+    """What tells some experiments' names from one another: without the words with which all of them begin."""
+    words = zip(*(name.split("-")[:-1] for name in names), strict=False)
+    same = "".join(f"{each[0]}-" for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
+    return [name.removeprefix(same) for name in names]
 
 
 def _chosen_where(experiment: Experiment) -> str:
@@ -68,13 +75,24 @@ def _chosen_where(experiment: Experiment) -> str:
         return f"those of {experiment.searched_in}"
     if not tried:
         return "nothing searched"
-    return f"{' or '.join(map(str, tried))} candidates, {experiment.search_rounds} rounds, seed {experiment.search_seed}"
+    rounds = " or ".join(
+        map(str, sorted({experiment.search_rounds_of(arm) for arm in experiment.arms if arm.grid}))
+    )
+    return f"{' or '.join(map(str, tried))} candidates, {rounds} rounds, seed {experiment.search_seed}"
 
 
 def deviations(*names: str) -> Markdown:
-    """Where the protocols leave the paper, numbered, each said once."""
-    said = dict.fromkeys(text for name in names for text in get_experiment(name).deviations)
-    return Markdown("\n".join(f"{number}. {text}" for number, text in enumerate(said, 1)))
+    """Where the protocols leave the paper, numbered, each said once: first what holds for all, then with the names of whom."""
+    said: dict[str, list[str]] = {}
+    for name, called in zip(names, own_names(names), strict=True):
+        for text in get_experiment(name).deviations:
+            said.setdefault(text, []).append(called)
+    every = sorted(said.items(), key=lambda one: len(one[1]) < len(names))
+    lines = [
+        f"{number}. {text if len(whose) == len(names) else f'*{', '.join(whose)}*: {text}'}"
+        for number, (text, whose) in enumerate(every, 1)
+    ]
+    return Markdown("\n".join(lines))
 
 
 def clients(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
@@ -152,7 +170,8 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
     A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. A column is called what tells its
-    experiment from the others. `measure`: which one, where the experiments have several; without it the first.
+    experiment from the others; where the paper has no number there is no column for it. `measure`: which one, where the
+    experiments have several; without it the first.
 
     Raises:
         InputError: an unknown experiment, or a measure that one of the experiments lacks.
@@ -160,17 +179,15 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     parts: dict[tuple[str, str], pd.Series] = {}
     gaps: dict[Any, list[float]] = {}
     some = [get_experiment(name) for name in names]
-    words = zip(*(name.split("-") for name in names), strict=False)
-    same = "-".join(each[0] for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
     labels = {
         key: _one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
     }
-    for name, planned in zip(names, some, strict=True):
+    for name, own, planned in zip(names, own_names(names), some, strict=True):
         frame = _measured(planned, table_of(name, ledger), measure)
         few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
         ours = [_cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
-        own = name.removeprefix(f"{same}-")
-        parts[own, "paper"] = frame["Paper (%)"].map(_number)
+        if frame["Paper (%)"].notna().any():
+            parts[own, "paper"] = frame["Paper (%)"].map(_number)
         parts[own, "ours"] = pd.Series(ours, index=frame.index)
         gaps[own, "ours"] = frame["Gap"].tolist()
     shown = pd.concat(parts, axis=1).rename(index=labels)
@@ -223,21 +240,24 @@ def _cell(mean: float, sd: float, few: bool) -> str:
 
 
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
-    """Claims with statistic, interval and verdict, the verdict coloured."""
+    """Claims with verdict, statistic and interval, the verdict coloured; three columns, so that a narrow page shows them."""
     frame = claims_frame(results)
+    evidence = [(_statistic(one), one.note) for one in results]
     shown = pd.DataFrame(
         {
-            "id": frame["id"],
-            "claim": frame["text"],
-            "verdict": frame["verdict"],
-            "statistic": list(map(_statistic, results)),
-            "note": frame["note"],
+            "claim": frame["id"] + ": " + frame["text"],
+            "verdict": [one.says for one in results],
+            "evidence": [". ".join(filter(None, each)) for each in evidence],
         }
     )
 
     def colour(verdict: object) -> str:
-        rgb = VERDICTS.get(str(verdict))
-        return f"background-color: rgba({rgb},0.35)" if rgb else ""
+        word, _, seeds = str(verdict).partition(" (")
+        return (
+            f"background-color: rgba({VERDICTS[word]},{PALE if seeds else STRONG})"
+            if word in VERDICTS
+            else ""
+        )
 
     return shown.style.hide(axis="index").map(colour, subset=["verdict"])
 
@@ -245,7 +265,7 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
 def _statistic(result: ClaimResult) -> str:
     """A claim's number with its interval, and the bound if it is not 0: `difference, points: 0.2 [-0.2, 0.6], bound 1`."""
     if result.value is None:
-        return "–"
+        return ""
     interval = "" if result.interval is None else " [{:.2f}, {:.2f}]".format(*result.interval)
     bound = f", bound {result.threshold:g}" if result.threshold else ""
     return f"{result.statistic}: {result.value:.3g}{interval}{bound}"
@@ -317,7 +337,6 @@ def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
         if not missing:
             continue
         hours = [one.hours for one in gaps if one.hours is not None]
-        pace = None if hours else _pace_elsewhere(experiment, there)
         arms = list(dict.fromkeys(arm.key for arm, _ in missing))
         seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
         command = experiment.command(",".join(arms), seeds)
@@ -327,23 +346,10 @@ def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
             {
                 "experiment": name,
                 "results": len(missing),
-                "core hours": sum(hours)
-                if hours
-                else np.nan
-                if pace is None
-                else pace * sum(one.images for one in gaps) / 3600,
+                "core hours": sum(hours) if hours else np.nan,
                 "data": "not available here" if experiment.unavailable else "",
                 "command": command,
             }
         )
     columns = ["experiment", "results", "core hours", "data", "command"]
     return pd.DataFrame(rows, columns=columns).sort_values("core hours", ascending=False, ignore_index=True)
-
-
-def _pace_elsewhere(experiment: Experiment, ledger: Ledger) -> float | None:
-    """Median seconds of one core for one nominal image in the runs of other experiments with the same network."""
-    alike = [
-        one for one in EXPERIMENTS.values() if one.model == experiment.model and one.name != experiment.name
-    ]
-    paces = [pace for one in alike for pace in care.paces(one, ledger).values()]
-    return median(paces) if paces else None
