@@ -88,10 +88,10 @@ def deviations(*names: str) -> Markdown:
         for text in get_experiment(name).deviations:
             said.setdefault(text, []).append(called)
     every = sorted(said.items(), key=lambda one: len(one[1]) < len(names))
-    lines = [
-        f"{number}. {text if len(whose) == len(names) else f'*{', '.join(whose)}*: {text}'}"
-        for number, (text, whose) in enumerate(every, 1)
-    ]
+    lines = []
+    for number, (text, whose) in enumerate(every, 1):
+        of_some = "" if len(whose) == len(names) else f"*{', '.join(whose)}*: "
+        lines.append(f"{number}. {of_some}{text}")
     return Markdown("\n".join(lines))
 
 

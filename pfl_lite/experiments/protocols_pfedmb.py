@@ -156,7 +156,7 @@ def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool
         "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
         "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches and "
         "50 clients all four candidates were still at 50 % on validation images after five rounds.",
-        "pFedMB's clients train 2 E epochs a round, the branches and then alpha, as the paper has it; the others train E.",
+        "pFedMB's clients train 2 E epochs a round, alpha and then the branches, as the paper has it; the others train E.",
         "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1; "
         "FedProx: mu = 0.01 or 0.1; FedPer: the last layer is private. A method with a setting of its own tries two values of it "
         "with two rates, the others four rates.",
