@@ -20,7 +20,7 @@ import pytest
 
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import care, crews, protocols, sweep
+from pfl_lite.experiments import care, crews, pages, protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
@@ -673,6 +673,10 @@ def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
         assert [one["kind"] for one in found] == kinds and found[-1]["complete"]
         (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
         assert "seed 0 diverged in round 2" in row["Reason"]
+        assert (
+            row["Status"] == "diverged"
+            and pages.grid(tiny, ledger=ledger).data.loc["FedAvg", (tiny, "ours")] == "diverged"
+        )
         assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
 
 

@@ -148,6 +148,18 @@ def test_one_arm_out_of_order_is_not_reproduced(ledger):
     assert all(label in result.loc["pfedmb", "Reason"] for label in labels)
 
 
+def test_a_run_that_diverged_is_no_result_and_contradicts_nobody(ledger):
+    fill(ledger, dict.fromkeys(PAPER, -5), seeds=(0,))
+    path = ledger.path(NAME, "local", 0)
+    run = ledger.get(NAME, "local", 0)
+    run["rounds"][-1]["diverged"] = [0]
+    run["final"]["test_accuracy"] = [0.99] * len(run["final"]["test_accuracy"])  # would reverse every order
+    path.unlink()
+    ledger.write(run)
+    found = rows(ledger)["Status"]
+    assert found["local"] == "diverged" and set(found.drop("local")) == {"trend only"}
+
+
 def test_an_empty_ledger_says_not_run_and_why(ledger):
     ledger.write(make_run("local", 50, complete=False))
     result = rows(ledger)

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 
 import pandas as pd
 
+from pfl_lite.engine.history import diverged_in
 from pfl_lite.experiments import claims_fedmn, claims_pfedmb, claims_pflmoe  # noqa: F401 (they register theirs)
 from pfl_lite.experiments.claim import CLAIMS as CLAIMS
 from pfl_lite.experiments.claim import Claim, ClaimResult, Runs, Unfit
@@ -78,6 +79,9 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     )
     said += [f"{last} of {planned} rounds" for last, planned in short]
     lengths = sorted({last for last, _ in made})
+    lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
+    if lost:
+        said.append(f"with a run that diverged, of {labels(experiment, lost)}")
     if short and len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said

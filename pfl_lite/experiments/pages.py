@@ -169,9 +169,9 @@ def reasons(frame: pd.DataFrame) -> Markdown:
 def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) -> Styler:
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
-    A cell without a run says *not run*; one with fewer seeds or rounds than planned has a star. A column is called what tells its
-    experiment from the others; where the paper has no number there is no column for it. `measure`: which one, where the
-    experiments have several; without it the first.
+    A cell without a run says *not run*, one whose last candidate diverged *diverged*; one with fewer seeds or rounds than planned
+    has a star. A column is called what tells its experiment from the others; where the paper has no number there is no column
+    for it. `measure`: which one, where the experiments have several; without it the first.
 
     Raises:
         InputError: an unknown experiment, or a measure that one of the experiments lacks.
@@ -185,7 +185,10 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     for name, own, planned in zip(names, own_names(names), some, strict=True):
         frame = _measured(planned, table_of(name, ledger), measure)
         few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
-        ours = [_cell(*row) for row in zip(frame["Ours (%)"], frame["s.d."], few, strict=True)]
+        ours = [
+            "diverged" if status == "diverged" else _cell(*row)
+            for status, *row in zip(frame["Status"], frame["Ours (%)"], frame["s.d."], few, strict=True)
+        ]
         if frame["Paper (%)"].notna().any():
             parts[own, "paper"] = frame["Paper (%)"].map(_number)
         parts[own, "ours"] = pd.Series(ours, index=frame.index)

@@ -197,6 +197,9 @@ def rows_of(
     ours = {key: float(np.mean(some)) for key, some in scores.items()}
     papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
     rows: list[dict[str, Any]] = []
+    broken = {
+        key for key, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)
+    }
     for arm in experiment.arms:
         some, why, paper = scores.get(arm.key, []), "", papers[arm.key]
         lengths = sorted({int(run["rounds"][-1]["round"]) for run in runs[arm.key]})
@@ -219,8 +222,14 @@ def rows_of(
                 (other.label, ours[other.key], theirs)
                 for other in experiment.arms
                 if other is not arm and other.key in ours and (theirs := papers[other.key]) is not None
+                if other.key not in broken
             ]
-            if experiment.stands_in:
+            if arm.key in broken:
+                row["Status"], why = (
+                    "diverged",
+                    "weights that are no finite numbers say nothing about the method",
+                )
+            elif experiment.stands_in:
                 row["Status"], why = in_order(ours[arm.key], paper, others)
                 why = f"{experiment.stands_in}; {why}"
             else:
