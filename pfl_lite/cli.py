@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -17,6 +18,8 @@ from pfl_lite.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from pfl_lite.experiments.ledger import Ledger
 
 
 class PoliteGroup(TyperGroup):
@@ -87,6 +90,19 @@ BudgetName = Annotated[
     str, typer.Option(help="small (hours on two CPU cores) or paper (what the paper spent)")
 ]
 LedgerFolder = Annotated[Path | None, typer.Option("--ledger", help="folder of the results [data/results]")]
+
+
+def stored(folder: Path | None) -> Ledger:
+    """The ledger in a folder, to be read.
+
+    Raises:
+        InputError: a folder was named, and there is none.
+    """
+    from pfl_lite.experiments.ledger import Ledger
+
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder} is no folder: --ledger names one with results, as data/results")
+    return Ledger(folder)
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> None:
@@ -521,7 +537,10 @@ def reproduce(
             tf32=tf32,
             ledger=Ledger(ledger),
         )
-        written, left, interrupted = written + len(done.written), left + done.left, done.interrupted
+        results = [
+            path for path in done.written if re.search(r"-seed\d+\.json$", path.name)
+        ]  # no search, no attempt
+        written, left, interrupted = written + len(results), left + done.left, done.interrupted
         if interrupted or (until is not None and time.monotonic() >= until):
             left += sum(len(whole(rest, Ledger(ledger)).missing()) for rest in parts[number:])
             break
@@ -550,14 +569,13 @@ def table(
     Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
     from pfl_lite.experiments import figures, tables
-    from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import members
 
     if experiment in figures.FIGURES:
-        typer.echo(figures.show(figures.figure(experiment, Ledger(ledger), budget_name), format))
+        typer.echo(figures.show(figures.figure(experiment, stored(ledger), budget_name), format))
         return
     for name in members(experiment):
-        typer.echo(tables.show(tables.table(name, Ledger(ledger), budget_name), format))
+        typer.echo(tables.show(tables.table(name, stored(ledger), budget_name), format))
 
 
 @app.command()
@@ -571,9 +589,8 @@ def claims(
     Example: `pfl-lite claims pfedmb-table1`
     """
     from pfl_lite.experiments import claims as checks
-    from pfl_lite.experiments.ledger import Ledger
 
-    results = checks.claims(experiment, Ledger(ledger), budget_name)
+    results = checks.claims(experiment, stored(ledger), budget_name)
     if not results:
         typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
         return
@@ -588,16 +605,15 @@ app.add_typer(ledger_app, name="ledger")
 
 @ledger_app.command("check")
 def ledger_check(ledger: LedgerFolder = None) -> None:
-    """Look through every file of the ledger: exit code 1 for a file that breaks its schema, a run kept twice, or too much of it.
+    """Look through every file of the ledger: exit code 1 if one breaks its schema or protocol or is kept twice, or for too much.
 
     Example: `pfl-lite ledger check`
 
     Runs whose code has changed since, and results that are missing, are listed for information.
     """
     from pfl_lite.experiments.care import check
-    from pfl_lite.experiments.ledger import Ledger
 
-    found = check(Ledger(ledger))
+    found = check(stored(ledger))
     for note in found.notes:
         typer.echo(f"note   {note}")
     for fault in found.faults:
@@ -620,9 +636,8 @@ def ledger_missing(
     Core hours come from the speed of the experiment's runs in the ledger; without any, images are counted.
     """
     from pfl_lite.experiments.care import missing, show
-    from pfl_lite.experiments.ledger import Ledger
 
-    found = missing(experiment, Ledger(ledger), budget_name)
+    found = missing(experiment, stored(ledger), budget_name)
     typer.echo(show(found) if found else f"nothing is missing of {experiment}")
 
 

@@ -342,7 +342,20 @@ def test_a_group_is_reproduced_in_an_order_that_works(
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
     monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
+    assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
+    result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
+    assert result.exit_code == 0 and "out of time: 0 results written, 2 runs left" in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
-    assert result.exit_code == 0 and "3 results written: the ledger has them all" in result.stdout
+    assert (
+        result.exit_code == 0 and "2 results written: the ledger has them all" in result.stdout
+    )  # a search is none
     assert call("reproduce", "both", "--ledger", tmp_path).stdout == "nothing was left to do\n"
     assert "nothing is missing of both" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])
+def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> None:
+    name = [] if command == "ledger check" else ["pfedmb-table1"]
+    result = call(*command.split(), *name, "--ledger", tmp_path / "typo")
+    assert result.exit_code == 2 and "typo is no folder: --ledger names one with results" in result.stderr

@@ -235,8 +235,9 @@ RANK_DRAWS = 2000
 
 
 def ranks(accuracy: Array) -> Array:
-    """Rank of every method, 1 for the best, from accuracies [..., methods]."""
-    return np.asarray((-accuracy).argsort(-1).argsort(-1) + 1)
+    """Rank of every method, 1 for the best, from accuracies [..., methods]; equal ones share the mean of their places."""
+    other, own = accuracy[..., None, :], accuracy[..., :, None]  # [..., 1, methods], [..., methods, 1]
+    return np.asarray(0.5 + ((other > own) + 0.5 * (other == own)).sum(-1))
 
 
 def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
@@ -333,7 +334,7 @@ def one_peak(runs: Runs) -> ClaimResult:
     """Accuracy at B = 10 minus that at either end; held needs one peak at 10, too."""
     accuracy = {key: per_client(runs[key]) for key in SCAN}
     ends = [paired(accuracy["b10"] - accuracy[end]) for end in (SCAN[0], SCAN[-1])]
-    value, se, interval = min(ends, key=lambda end: end[2][0])
+    value, se, interval = min(ends, key=lambda end: end[0])
     means = [float(accuracy[key].mean()) for key in SCAN]
     peak = int(np.argmax(means))
     rises = np.diff(means) > 0

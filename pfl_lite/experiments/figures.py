@@ -122,7 +122,7 @@ def local_boxes(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows
 
 
 def global_by_round(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Rows:
-    """PFL-MoE's Fig. 2: FedAvg's accuracy on all test images over rounds, where it was scored."""
+    """PFL-MoE's Fig. 2: FedAvg's accuracy on the clients' test images together over rounds, where it was scored."""
     return [
         {
             "Setting": experiment.title.partition(": ")[2],

@@ -1,7 +1,7 @@
 """The ledger: a small JSON file for every run, every attempt that diverged and every search, in `data/results/<experiment>/`.
 
-Tables, claims and figures read only these files.  A complete run is never overwritten, a damaged file is
-named and set aside, never deleted, and every file is written in one step: a killed sweep leaves no halves.
+Tables, claims and figures read only these files.  A complete run gives way to nothing but the same run for more rounds, a
+damaged file is named and set aside, never deleted, and every file is written in one step: a killed sweep leaves no halves.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ def _() -> tuple[str, str]:
 )
 def _() -> tuple[str, str]:
     whole = lead("II", "PFL-MF", "PFL-FB")
-    return verdict(whole.round() >= 1), across(whole)
+    return verdict(whole.round().between(1, 8)), across(whole)
 
 
 @says("PFL-MoE", "V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3 % ~ 1.7 % higher than that of PFL-MF")
@@ -290,7 +290,7 @@ def _() -> tuple[str, str]:
 @says("PFL-MoE", "V-D", "[Fashion-MNIST] both are 0.05 % ~ 0.5 % higher than PFL-FB in local test")
 def _() -> tuple[str, str]:
     both = pd.concat([lead("I", name, "PFL-FB").filter(like="Fashion") for name in ("PFL-MF", "PFL-MFE")])
-    return verdict(both >= 0.045), across(both)
+    return verdict(both.between(0.045, 0.545)), across(both)
 
 
 @says("PFL-MoE", "V-D", "global test of PFL-MFE slightly lower than that of PFL-MF")

@@ -1,6 +1,7 @@
 """The papers' tables beside ours, computed from the ledger: every row says how far it got, and why.
 
-A row's status follows one rule, `judge`, and no cell is empty without a reason beside it.
+A row's status follows one rule (`judge`, or its half `in_order` where another network stands in), and no cell is empty without
+a reason beside it.
 """
 
 from __future__ import annotations
