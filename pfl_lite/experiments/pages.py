@@ -250,7 +250,7 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
         {
             "claim": frame["id"] + ": " + frame["text"],
             "verdict": [one.says for one in results],
-            "evidence": [". ".join(filter(None, each)) for each in evidence],
+            "evidence": ["; ".join(filter(None, each)) for each in evidence],
         }
     )
 
