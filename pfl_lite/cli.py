@@ -633,11 +633,13 @@ def ledger_missing(
 
     Example: `pfl-lite ledger missing pfedmb-table1`
 
-    Core hours come from the speed of the experiment's runs in the ledger; without any, images are counted.
+    Core hours come from the speed of the ledger's runs with the same network; without any, images are counted.
     """
     from pfl_lite.experiments.care import missing, show
 
     found = missing(experiment, stored(ledger), budget_name)
+    if ledger is not None:  # else the printed command would fill another one
+        found = [one._replace(command=f"{one.command} --ledger {ledger}") for one in found]
     typer.echo(show(found) if found else f"nothing is missing of {experiment}")
 
 

@@ -352,6 +352,10 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     )  # a search is none
     assert call("reproduce", "both", "--ledger", tmp_path).stdout == "nothing was left to do\n"
     assert "nothing is missing of both" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
+    (tmp_path / "follows" / "fedavg-seed0.json").unlink()
+    assert (
+        f"--seeds 0 --ledger {tmp_path}\n" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
+    )
 
 
 @pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])
