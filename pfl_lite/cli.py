@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 import warnings
@@ -100,9 +101,12 @@ def stored(folder: Path | None) -> Ledger:
     """
     from pfl_lite.experiments.ledger import Ledger
 
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is no folder: --ledger names one with results, as data/results")
-    return Ledger(folder)
+    ledger = Ledger(folder)
+    if (folder is not None or os.environ.get("PFL_LITE_RESULTS")) and not ledger.folder.is_dir():
+        raise InputError(
+            f"{ledger.folder} is no folder: --ledger (or PFL_LITE_RESULTS) names one with results, as data/results"
+        )
+    return ledger
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> None:
@@ -500,9 +504,9 @@ def reproduce(
     --together 3 computes three runs at once, those that differ in seed and learning rate alone as one batch; --workers 3 lets
     three processes share it, of whatever runs: it works on one while the others prepare their rounds.
     """
-    from pfl_lite.experiments.care import whole
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import get_experiment, members
+    from pfl_lite.experiments.sweep import Sweep, asked_arms
     from pfl_lite.experiments.sweep import reproduce as sweep
 
     try:
@@ -519,16 +523,20 @@ def reproduce(
         (get_experiment(name, budget_name) for name in members(experiment)),
         key=lambda one: one.searched_in is not None,
     )
-    for part in parts:
-        for key in asked or ():
-            part.arm(key)  # an unknown one is told before the first of several experiments is trained
+    # what is wrong with one of several experiments is told before the first of them is trained
+    arms = {part.name: asked_arms(part, asked) for part in parts}
+    longest = max(part.longest for part in parts)
+    if rounds is not None and rounds > longest:
+        raise InputError(
+            f"{experiment} is trained for {longest} rounds: ask for fewer, or leave --rounds out"
+        )
     for number, part in enumerate(parts, 1):
         done = sweep(
             part.name.removesuffix(f"-{part.budget}"),
             budget_name=budget_name,
             methods=asked,
             seeds=numbers,
-            rounds=rounds,
+            rounds=None if rounds is None else min(rounds, part.longest),
             workers=workers,
             scheduler=scheduler,
             together=together,
@@ -542,7 +550,9 @@ def reproduce(
         ]  # no search, no attempt
         written, left, interrupted = written + len(results), left + done.left, done.interrupted
         if interrupted or (until is not None and time.monotonic() >= until):
-            left += sum(len(whole(rest, Ledger(ledger)).missing()) for rest in parts[number:])
+            for rest in parts[number:]:
+                seen = rest.seeds if numbers is None else numbers
+                left += len(Sweep(rest, arms[rest.name], seen, rounds, device, Ledger(ledger)).missing())
             break
     if not left:
         typer.echo(
@@ -638,8 +648,12 @@ def ledger_missing(
     from pfl_lite.experiments.care import missing, show
 
     found = missing(experiment, stored(ledger), budget_name)
-    if ledger is not None:  # else the printed command would fill another one
-        found = [one._replace(command=f"{one.command} --ledger {ledger}") for one in found]
+    if ledger is not None:  # else the printed commands would fill another one
+        there = f" --ledger {shlex.quote(str(ledger))}"
+        found = [
+            one._replace(command=one.command + there, after=one.after + there * bool(one.after))
+            for one in found
+        ]
     typer.echo(show(found) if found else f"nothing is missing of {experiment}")
 
 

@@ -132,6 +132,19 @@ def test_a_comparison_without_a_common_seed_keeps_a_claim_from_holding(tmp_path:
     assert result.verdict == "undecided" and "7 of 8 hold, 0 fail, 1 cannot be tested yet" in result.note
 
 
+@pytest.mark.parametrize(("shared", "says"), [((0,), "failed (1 seed)"), ((0, 1), "failed")])
+def test_a_verdict_names_the_seeds_of_the_comparison_that_decides(
+    tmp_path: Any, shared: tuple[int, ...], says: str
+) -> None:
+    """Not those of each method: the pair that fails has `shared` in common, whatever else either has run."""
+    ledger, name = Ledger(tmp_path), "pfedmb-table2-dirichlet-50"
+    for arm, level, seeds in (("pfedmb", 60, (0, 1)), ("ifca", 72, (*shared, 7)), ("local", 40, (0,))):
+        for seed in seeds:
+            ledger.write(make_run(name, arm, level, seed))
+    (result,) = [one for one in claims("pfedmb-table2", ledger) if one.id == "B7"]
+    assert result.says == says and result.seeds == len(shared)
+
+
 def test_one_model_s_number_in_one_seed_decides_nothing(tmp_path: Any) -> None:
     ledger = Ledger(tmp_path)
     for name, level in (("pflmoe-fmnist-lenet-0.5", 89.4), ("pflmoe-fmnist-lenet-0.9", 88.9)):

@@ -344,6 +344,8 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
     result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
     assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
+    result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
+    assert result.exit_code == 2 and "both is trained for 2 rounds: ask for fewer" in result.stderr
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
     assert result.exit_code == 0 and "out of time: 0 results written, " in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
@@ -362,4 +364,7 @@ def test_a_group_is_reproduced_in_an_order_that_works(
 def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> None:
     name = [] if command == "ledger check" else ["pfedmb-table1"]
     result = call(*command.split(), *name, "--ledger", tmp_path / "typo")
-    assert result.exit_code == 2 and "typo is no folder: --ledger names one with results" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "typo is no folder: --ledger (or PFL_LITE_RESULTS) names one" in result.stderr
+    )

@@ -537,9 +537,15 @@ def test_a_row_that_takes_over_rates_waits_for_the_row_that_it_follows(
         EXPERIMENTS, tiny, replace(base, arms=(plain, own), seeds=(0,))
     )  # the follower is first
     ledger = Ledger(tmp_path)
-    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
-    with pytest.raises(InputError, match="tiny --methods pfedmb --seeds 0` comes first"):
+    with pytest.raises(InputError, match="tiny --methods pfedmb --seeds 0` comes first"):  # before any search
         sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb-plain"])
+    assert not ledger.searches(tiny)
+    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    after = {one.command: one.after for one in care.missing(tiny, ledger)}
+    assert after == {
+        "pfl-lite reproduce tiny --methods pfedmb-plain --seeds 0": "pfl-lite reproduce tiny --methods pfedmb --seeds 0",
+        "pfl-lite reproduce tiny --methods pfedmb --seeds 0": "",
+    }
     on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
     written = sweep.reproduce(tiny, ledger=ledger, device="cpu").written
     assert [path.name for path in written] == [
@@ -574,10 +580,16 @@ def test_a_candidate_that_was_scored_under_another_protocol_is_scored_again(
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=arms))
     (fault,) = care.check(ledger).faults
     assert "of the candidates that it was chosen from the ledger holds 0 of 2" in fault
+    assert "pfl-lite reproduce tiny --methods fedavg" in {
+        one.command.partition(" --seeds")[0] for one in care.missing(tiny, ledger)
+    }
     sweep.reproduce(tiny, ledger=ledger, **asked)
     (after,) = ledger.searches(tiny)
     assert [one["rounds"] for one in after["candidates"]] == [2, 2, 1, 1]  # nothing is thrown away
     assert after["candidates"][2:] == before["candidates"]
+    assert not any(
+        "searched settings" in note for note in table(tiny, ledger).attrs["notes"]
+    )  # two, not four
 
 
 def test_a_result_of_another_protocol_is_a_fault(
@@ -586,6 +598,10 @@ def test_a_result_of_another_protocol_is_a_fault(
     ledger = Ledger(tmp_path)
     sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])
     assert care.check(ledger).faults == []
+    run = ledger.read(tiny)[0]
+    ledger.write(run | {"kind": "diverged", "attempt": 1, "seed": 1, "complete": False})
+    assert care.check(ledger).faults == ["tiny/fedavg-seed1-diverged1.json: seed not as the protocol says"]
+    ledger.path(tiny, "fedavg", 1, 1).unlink()
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], batch_size=7))
     assert care.check(ledger).faults == ["tiny/fedavg-seed0.json: batch_size not as the protocol says"]
 
@@ -593,6 +609,22 @@ def test_a_result_of_another_protocol_is_a_fault(
 def test_more_rounds_than_the_protocol_has_are_refused(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tiny is trained for 2 rounds: ask for fewer, or leave rounds out"):
         sweep.reproduce(tiny, ledger=Ledger(tmp_path), rounds=3, device="cpu")
+
+
+def test_what_is_there_already_is_not_checked_for_fewer_rounds(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """FedMN's row cannot be had for as few rounds as it is pre-trained; where it is there, nobody asks for it."""
+    base, ledger = EXPERIMENTS[tiny], Ledger(tmp_path)
+    fedmn = replace(
+        base.arm("fedavg"), key="fedmn", method="fedmn", grid=(), settings={"pretrain": 1, "blocks": "2x2"}
+    )
+    monkeypatch.setitem(EXPERIMENTS, tiny, replace(base, arms=(fedmn, replace(base.arm("local"), grid=()))))
+    with pytest.raises(InputError, match="more than pretrain"):
+        sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0])
+    sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["fedmn"], seeds=[0])
+    (written,) = sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0]).written
+    assert written.name == "local-seed0.json"
 
 
 def test_a_setting_that_cannot_be_is_told_before_the_search(tiny: str, tmp_path: Path) -> None:

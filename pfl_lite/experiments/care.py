@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -45,12 +45,15 @@ class Findings:
 def check(ledger: Ledger) -> Findings:
     """Look through every file of a ledger and change none.
 
-    Faults are files that break their schema or were set aside, two files with one run, results whose settings no whole search
-    chose, and a ledger too large to keep. Notes are
+    Faults are files that break their schema or were set aside, two files with one run, results (and attempts that diverged) that
+    were trained otherwise than the protocol says or whose settings no whole search chose, and a ledger too large to keep. Such a
+    result still counts in tables until it is moved away. Notes are
     runs whose code has changed since, by file; runs that do not say which code made them; experiments that nobody knows; and
     cells that are empty.
     """
-    found, runs = Findings(), []
+    found = Findings()
+    runs: list[tuple[str, Run]] = []
+    attempts: list[tuple[str, Run]] = []
     for path in sorted(path for path in ledger.folder.rglob("*.json*") if not hidden(ledger, path)):
         found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
         name = path.relative_to(ledger.folder).as_posix()
@@ -60,11 +63,11 @@ def check(ledger: Ledger) -> Findings:
         entry, problem = ledger.examine(path)
         if problem is not None:
             found.faults.append(f"{name}: {problem}")
-        elif entry is not None and entry["kind"] == "run":
-            runs.append((name, entry))
+        elif entry is not None and entry["kind"] != "search":
+            (runs if entry["kind"] == "run" else attempts).append((name, entry))
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
-    found.faults += [*duplicates(runs), *unchosen(runs, ledger)]
+    found.faults += [*duplicates(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
     found.notes += [*strangers([run for _, run in runs]), *changed([run for _, run in runs]), *gaps(ledger)]
     return found
 
@@ -87,7 +90,10 @@ def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
 
 
 def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
-    """Files of results that were not trained as protocol and search say, or whose search lacks candidates."""
+    """Files of results that were not trained as protocol and search say, or whose search lacks candidates.
+
+    Of attempts that diverged the settings that a search tries are not looked at: theirs were the choice of their time.
+    """
     known = {one.name: one for one in every_budget()}
     said = []
     for name, run in runs:
@@ -95,24 +101,31 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         arm = next((arm for arm in experiment.arms if arm.key == run["arm"]), None) if experiment else None
         if experiment is None or arm is None:
             continue
-        sweep, used = whole(experiment, ledger), with_defaults(run["config"]) | run["config"]["method"]
+        sweep, used = whole(experiment, ledger), flat(run["config"])
+        free = {key for one in sweep.source(arm).grid for key in one} if run["kind"] == "diverged" else set()
         chosen = sweep.chosen(arm, run["seed"])
         if chosen is None:
             tried, grid = len(sweep.searched(sweep.source(arm))), len(sweep.source(arm).grid)
             said.append(
                 f"{name}: of the candidates that it was chosen from the ledger holds {tried} of {grid}"
             )
-        elif other := [setting for setting, value in chosen.items() if used.get(setting) != value]:
+        elif other := [key for key, value in chosen.items() if key not in free and used.get(key) != value]:
             said.append(f"{name}: {', '.join(other)} not as the search chose")
-        elif other := unlike(run, sweep.config(arm, run["seed"]).as_dict()):
+        elif other := unlike(run, sweep.config(arm, run["seed"]).as_dict(), free):
             said.append(f"{name}: {', '.join(other)} not as the protocol says")
     return said
 
 
-def unlike(run: Run, config: dict[str, Any]) -> list[str]:
-    """Where a stored run was configured otherwise; the machine and a smaller number of rounds do not count."""
-    old, new = with_defaults(run["config"]), plain(config)
-    free = MACHINE_KEYS | ({"rounds"} if old["rounds"] <= new["rounds"] else set())
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """All settings of a configuration, those of its method among them, with those that came later at their defaults."""
+    filled = with_defaults(plain(config))
+    return {key: value for key, value in filled.items() if key != "method"} | filled["method"]
+
+
+def unlike(run: Run, config: dict[str, Any], free: set[str]) -> list[str]:
+    """Where a stored run was configured otherwise; the machine, fewer rounds and what is `free` do not count."""
+    old, new = flat(run["config"]), flat(config)
+    free = free | MACHINE_KEYS | ({"rounds"} if old["rounds"] <= new["rounds"] else set())
     return sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key))
 
 
@@ -195,15 +208,20 @@ def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Mis
 
 def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
     """The commands that would fill an experiment's gaps; arms that share a training share a command."""
-    sweep, pace = whole(experiment, ledger), paces(experiment, ledger) or paces_elsewhere(experiment, ledger)
-    middle = median(pace.values()) if pace else None
+    sweep = whole(experiment, ledger)
     searches: set[str] = set()  # each is counted with the first command that needs it
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in sweep.missing():
         gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
+    for (
+        arm
+    ) in sweep.arms:  # the search behind a result may be of an earlier protocol, and is then to be made again
+        if arm.grid and sweep.searching is experiment and sweep.known(arm) and sweep.chosen(arm) is None:
+            gaps.setdefault(arm.key, [])
+    seconds = pricing(experiment, ledger) if gaps else None
     found = []
     for training, some in gaps.items():
-        methods = ",".join(dict.fromkeys(arm.key for arm, _ in some))
+        methods = ",".join(dict.fromkeys(arm.key for arm, _ in some)) or training
         seeds = sorted({seed for _, seed in some})
         first = experiment.arm(training)
         # arm -> images, of those that take over a training only what they do after it
@@ -214,32 +232,33 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
         gone = [seed for seed in again if not sweep.checkpoint(first.key, seed).exists()]
         work += [(first, nominal(experiment, first, experiment.rounds_of(first)))] * len(gone)
         source, after = sweep.source(first), ""
-        if sweep.chosen(first) is None and sweep.searching is experiment and source.key not in searches:
+        if sweep.chosen(first) is None and sweep.searching is not experiment:
+            after = sweep.searching.command(source.key)
+        elif sweep.chosen(first) is None and source.key not in searches:
             searches.add(source.key)
             left = len(source.grid) - len(sweep.searched(source))
             work.append((source, left * nominal(experiment, source, experiment.search_rounds_of(source))))
-        elif sweep.chosen(first) is None and sweep.searching is not experiment:
-            after = sweep.searching.command(source.key)
-        seconds = [pace.get(arm.key, middle) for arm, _ in work]
-        images = sum(number for _, number in work)
-        hours = (
-            None
-            if middle is None
-            else sum(number * each for (_, number), each in zip(work, seconds, strict=True) if each) / 3600
-        )
-        found.append(Missing(experiment.command(methods, ",".join(map(str, seeds))), images, hours, after))
+        if waits := [seed for seed in seeds if sweep.awaits(first, seed)]:
+            after = after or sweep.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
+        command = experiment.command(methods, ",".join(map(str, seeds)))
+        found.append(Missing(command, sum(images for _, images in work), hours(work, seconds), after))
     for arm in experiment.arms:
         if arm.run_of is not None:
             home = get_experiment(arm.run_of, experiment.budget)
-            there = Sweep(home, [home.arm(str(arm.rates_of))], experiment.seeds, None, "cpu", ledger)
+            trained = home.arm(str(arm.rates_of))
+            there = Sweep(home, [trained], experiment.seeds, None, "cpu", ledger)
             if seeds := [seed for _, seed in there.missing()]:
-                trained = home.arm(str(arm.rates_of))
                 command = home.command(trained.key, ",".join(map(str, seeds)))
                 images = len(seeds) * nominal(home, trained, home.rounds_of(trained))
-                own = paces(home, ledger) or paces_elsewhere(home, ledger)
-                each = own.get(trained.key, median(own.values()) if own else None)
-                found.append(Missing(command, images, None if each is None else images * each / 3600, ""))
+                found.append(Missing(command, images, hours([(trained, images)], pricing(home, ledger)), ""))
     return found
+
+
+def hours(work: Sequence[tuple[Arm, float]], seconds: Callable[[Arm], float | None] | None) -> float | None:
+    """Core hours of some images of some arms; None where nothing tells the pace of one of them."""
+    each = [None if seconds is None else seconds(arm) for arm, _ in work]
+    total = [images * one for (_, images), one in zip(work, each, strict=True) if one is not None]
+    return None if None in each else sum(total) / 3600
 
 
 def nominal(experiment: Experiment, arm: Arm, rounds: int) -> float:
@@ -260,35 +279,45 @@ def nominal(experiment: Experiment, arm: Arm, rounds: int) -> float:
     return images * (settings["participation"] * settings["epochs"] * rounds + tuned)
 
 
-def paces(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """Seconds of one core for one nominal image, by arm, from the complete runs of an experiment on a CPU.
+def pricing(experiment: Experiment, ledger: Ledger) -> Callable[[Arm], float | None]:
+    """What tells an arm's seconds of one core for one nominal image, from the ledger's complete runs on a CPU.
 
-    Of an arm that takes over another's training: of what it does after that.
+    That is the median of its own runs, else of the same arm's in other experiments with the same network, else of the arms that
+    are trained (or that take over a training) as it is; None where nothing tells.
     """
-    found: dict[str, list[float]] = {}
+    own = paces(experiment, ledger)
+    if {arm.key for arm in experiment.arms if arm.run_of is None} - {key for key, _ in own}:
+        elsewhere: dict[tuple[str, bool], list[float]] = {}
+        for one in EXPERIMENTS.values():
+            if one.model == experiment.model and one.name != experiment.name:
+                for which, pace in paces(one, ledger).items():
+                    elsewhere.setdefault(which, []).append(pace)
+        own = {which: median(some) for which, some in elsewhere.items()} | own
+
+    def seconds(arm: Arm) -> float | None:
+        heir = arm.trained_by is not None
+        alike = [pace for (_, other), pace in own.items() if other == heir]
+        return own.get((arm.key, heir), median(alike) if alike else None)
+
+    return seconds
+
+
+def paces(experiment: Experiment, ledger: Ledger) -> dict[tuple[str, bool], float]:
+    """Seconds for one nominal image by arm and whether it takes over a training, of which only what comes after it counts."""
+    found: dict[tuple[str, bool], list[float]] = {}
     arms = {arm.key: arm for arm in experiment.arms}
     runs = [run for run in ledger.read(experiment.name) if run["arm"] in arms]
     spent = {(run["arm"], run["seed"]): seconds_of(run) for run in runs}
     for run in runs:
         arm, own = arms[run["arm"]], spent[run["arm"], run["seed"]]
-        before = 0.0 if arm.trained_by is None else spent.get((arm.trained_by, run["seed"]))
+        heir = arm.trained_by is not None
+        before = spent.get((str(arm.trained_by), run["seed"])) if heir else 0.0
         if own is None or before is None or not str(run.get("device", "cpu")).startswith("cpu"):
             continue
-        rounds = 0 if arm.trained_by else int(run["rounds"][-1]["round"])
-        images = nominal(experiment, arm, rounds)
+        images = nominal(experiment, arm, 0 if heir else int(run["rounds"][-1]["round"]))
         if images and own > before:
-            found.setdefault(arm.key, []).append((own - before) / images)
-    return {arm: median(some) for arm, some in found.items()}
-
-
-def paces_elsewhere(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """The same, by arm, from the runs of all other experiments with the same network."""
-    found: dict[str, list[float]] = {}
-    for one in EXPERIMENTS.values():
-        if one.model == experiment.model and one.name != experiment.name:
-            for arm, pace in paces(one, ledger).items():
-                found.setdefault(arm, []).append(pace)
-    return {arm: median(some) for arm, some in found.items()}
+            found.setdefault((arm.key, heir), []).append((own - before) / images)
+    return {which: median(some) for which, some in found.items()}
 
 
 def seconds_of(run: Run) -> float | None:

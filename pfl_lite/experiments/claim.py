@@ -31,7 +31,7 @@ class ClaimResult:
     experiment: str = ""
     text: str = ""
     seeds: int = 0
-    """The fewest seeds that a run which it rests on was made with."""
+    """The fewest seeds of a comparison that it rests on; of a failed claim, of those that fail."""
 
     @property
     def says(self) -> str:
@@ -214,10 +214,14 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
         verdict = by_interval(margins)
         if verdict == "held" and len(known) < len(links):
             verdict = "undecided"
+        against = [one for one, (_, high) in zip(known, margins, strict=True) if high < 0]
+        seeds = min(len(some) for one in against or known for some in one.seeds(runs).values())
         if np.isinf(se):
             said = "one model and one seed: no spread to judge it by"
-            return ClaimResult(statistic, verdict, value, None, None, link.above, f"{note}; {said}")
-        return ClaimResult(statistic, verdict, value, se, interval, link.above, note)
+            return ClaimResult(
+                statistic, verdict, value, None, None, link.above, f"{note}; {said}", seeds=seeds
+            )
+        return ClaimResult(statistic, verdict, value, se, interval, link.above, note, seeds=seeds)
 
     CLAIMS[id] = Claim(
         id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test, of_links=True

@@ -132,7 +132,8 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
         id=claim.id,
         experiment=claim.experiment,
         text=claim.text,
-        seeds=min((len(some) for runs in there.values() for some in runs.values()), default=0),
+        seeds=result.seeds
+        or min((len(some) for runs in there.values() for some in runs.values()), default=0),
         note="; ".join(filter(None, [result.note, *said])),
     )
 

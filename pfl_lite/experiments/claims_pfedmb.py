@@ -374,7 +374,9 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
     more = np.array([cifar10[used[0].index(seed)] - cifar100[used[1].index(seed)] for seed in common])
     note = f"best on validation images, by seed: CIFAR-10 {listed(cifar10)}; CIFAR-100 {listed(cifar100)}"
     statistic = "best number of branches, CIFAR-10 minus CIFAR-100"
-    return ClaimResult(statistic, by_seed(list(more > 0)), float(more.mean()), None, None, 0.0, note)
+    return ClaimResult(
+        statistic, by_seed(list(more > 0)), float(more.mean()), None, None, 0.0, note, seeds=len(common)
+    )
 
 
 def listed(numbers: Sequence[int] | Array) -> str:

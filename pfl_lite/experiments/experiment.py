@@ -140,6 +140,18 @@ class Experiment:
         """For how many rounds an arm's candidates are trained."""
         return int(arm.search.get("rounds", self.search_rounds))
 
+    def scored(self, arm: Arm, candidate: Settings) -> bool:
+        """Whether a stored candidate of an arm was trained for the protocol's rounds and with its seed."""
+        return (candidate.get("rounds"), candidate.get("seed")) == (
+            self.search_rounds_of(arm),
+            self.search_seed,
+        )
+
+    @property
+    def longest(self) -> int:
+        """The largest number of rounds of an arm."""
+        return max(map(self.rounds_of, self.arms))
+
     def command(self, methods: str, seeds: str = "") -> str:
         """What to type to train some arms (keys, separated by commas)."""
         words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')} --methods {methods}"]

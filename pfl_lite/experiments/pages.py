@@ -339,7 +339,9 @@ def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
         missing = care.whole(experiment, there).missing()
         if not missing:
             continue
-        hours = [one.hours for one in gaps if one.hours is not None]
+        # without the runs that another experiment makes, which stand in its own row
+        own = [one for one in gaps if one.command.startswith(f"{experiment.command('')}")]
+        hours = [one.hours for one in own if one.hours is not None]
         arms = list(dict.fromkeys(arm.key for arm, _ in missing))
         seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
         command = experiment.command(",".join(arms), seeds)

@@ -66,8 +66,7 @@ class Sweep:
 
     def searched(self, arm: Arm) -> list[dict[str, Any]]:
         """The candidates of an arm with a grid that were scored as its protocol says, not for other rounds or another seed."""
-        asked = (self.searching.search_rounds_of(arm), self.searching.search_seed)
-        return [one for one in self.known(arm) if (one["rounds"], one["seed"]) == asked]
+        return [one for one in self.known(arm) if self.searching.scored(arm, one)]
 
     def known(self, arm: Arm) -> list[dict[str, Any]]:
         """All candidates of an arm that have ever been scored, each with the settings, rounds and seed it was scored under."""
@@ -115,22 +114,10 @@ class Sweep:
         return one
 
     def awaits(self, arm: Arm, seed: int) -> bool:
-        """Whether an arm that takes over rates must wait until the arm that it follows has found a rate that does not diverge.
-
-        Raises:
-            InputError: nobody here will train that one.
-        """
+        """Whether an arm that takes over rates must wait until the arm that it follows has found a rate that does not diverge."""
         if arm.rates_of is None or arm.trained_by is not None or not self.experiment.next_candidate:
             return False
-        leader = self.leader(arm)
-        if self.ledger.has(leader.name, arm.rates_of, seed):
-            return False
-        if leader is self.experiment and any(one.key == arm.rates_of for one in self.arms):
-            return True
-        raise InputError(
-            f"{arm.key} of {self.experiment.name} follows {arm.rates_of} of {leader.name} to another rate, should that "
-            f"diverge: `{leader.command(arm.rates_of, str(seed))}` comes first"
-        )
+        return not self.ledger.has(self.leader(arm).name, arm.rates_of, seed)
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
@@ -210,21 +197,28 @@ class Sweep:
         return planned if self.rounds is None else min(self.rounds, planned)
 
     def validate(self) -> None:
-        """Make every configuration once, with the first candidates, so that a wrong setting is told before any work.
+        """Look at what is missing, with the first candidates, so that what cannot be done is told before any work.
 
         Raises:
-            InputError: a setting that cannot be, or more rounds than the protocol has.
+            InputError: a setting that cannot be, more rounds than the protocol has, or an arm that follows one which is neither
+                there nor asked for.
         """
-        longest = max(map(self.experiment.rounds_of, self.experiment.arms))
+        name, longest = self.experiment.name, self.experiment.longest
         if self.rounds is not None and self.rounds > longest:
-            raise InputError(
-                f"{self.experiment.name} is trained for {longest} rounds: ask for fewer, or leave rounds out"
-            )
-        for arm in self.arms:
+            raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
+        keys = {arm.key for arm in self.arms}
+        for arm, seed in self.missing():
             first = (*self.source(arm).grid, {})[0]
-            for seed in self.seeds:
-                settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
-                make_config(arm.method, **(settings | arm.settings | first))
+            settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
+            make_config(arm.method, **(settings | arm.settings | first))
+            leader, searched_here = self.leader(arm), self.searching is self.experiment
+            if leader is self.experiment and arm.rates_of in keys:
+                continue
+            if self.awaits(arm, seed) and (searched_here or self.chosen(arm) is not None):
+                raise InputError(
+                    f"{arm.key} of {name} follows {arm.rates_of} of {leader.name} to another rate, should that diverge: "
+                    f"`{leader.command(str(arm.rates_of), str(seed))}` comes first"
+                )
 
     def has(self, arm: Arm, seed: int) -> bool:
         """Whether the ledger holds a result."""
@@ -332,13 +326,7 @@ def reproduce(
             where the workers of a run died again and again.
     """
     experiment = get_experiment(name, budget_name)
-    arms = experiment.arms if methods is None else [experiment.arm(key) for key in methods]
-    for arm in arms if methods is not None else ():
-        if arm.run_of is not None:
-            raise InputError(
-                f"{arm.key} of {experiment.name} is {arm.rates_of} of {arm.run_of}: "
-                f"`{get_experiment(arm.run_of, budget_name).command(str(arm.rates_of))}` makes its runs"
-            )
+    arms = asked_arms(experiment, methods)
     for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget), ("together", together)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
@@ -362,6 +350,22 @@ def reproduce(
         with closing(crew):
             sweep.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
             return work_off(sweep, pending, crew, budget)
+
+
+def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Arm]:
+    """The arms with some keys (all by default).
+
+    Raises:
+        InputError: an unknown key, or an arm whose runs another experiment makes.
+    """
+    arms = list(experiment.arms) if methods is None else [experiment.arm(key) for key in methods]
+    for arm in arms if methods is not None else ():
+        if arm.run_of is not None:
+            raise InputError(
+                f"{arm.key} of {experiment.name} is {arm.rates_of} of {arm.run_of}: "
+                f"`{get_experiment(arm.run_of, experiment.budget).command(str(arm.rates_of))}` makes its runs"
+            )
+    return arms
 
 
 def work_off(
@@ -391,7 +395,9 @@ def work_off(
                 room = 0 if late or not waiting else crew.room() - len(running)
                 for task in waiting[: max(0, room)]:
                     again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
-                    tqdm.write(f"{again} {task.title}: {describe(task, sweep.experiment.arm(task.arm))}")
+                    tqdm.write(
+                        f"{again} {task.title}: {describe(task, sweep.source(sweep.experiment.arm(task.arm)))}"
+                    )
                     running[crew.submit(task, sweep.checkpoint(*task.key))] = task
                 if not running:
                     break
@@ -452,9 +458,9 @@ def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
     return ", ".join(where[:SHOWN] + more)
 
 
-def describe(task: Task, arm: Arm) -> str:
-    """The rate and whatever else tells the candidates of an arm apart, in a few words."""
+def describe(task: Task, source: Arm) -> str:
+    """The rate and whatever else tells the candidates of the arm that searched apart, in a few words."""
     values = task.config.as_dict()
     used = values | values["method"]
-    searched = dict.fromkeys(["lr", *(name for one in arm.grid for name in one)])
+    searched = dict.fromkeys(["lr", *(name for one in source.grid for name in one)])
     return ", ".join(f"{name} {used[name]}" for name in searched) + f", {values['rounds']} rounds"

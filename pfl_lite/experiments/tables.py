@@ -21,7 +21,7 @@ from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
 
 CLOSE = 1.0  # points: a gap to the paper up to this (or to 2 s.d. over seeds, if more) is "reproduced"
-TIE = 0.5  # points: two of our rows closer than this are too close to contradict the paper's order
+TIE = 0.5  # points: two of our rows closer than this say nothing about the paper's order
 
 COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", "Rounds", "Reason"]
 FORMATS = ("text", "markdown", "csv")
@@ -64,7 +64,10 @@ def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float
         if abs(ours - other) > TIE and paper != theirs
     }
     if not telling:
-        return "not reproduced", f"and no other row is more than {TIE} points away, so that there is no order"
+        return (
+            "not reproduced",
+            f"and no other row tells an order (ours within {TIE} points, or equal in the paper)",
+        )
     if against := [name for name, side in telling.items() if side < 0]:
         return "not reproduced", f"and the paper's order is reversed against {', '.join(against)}"
     return "trend only", f"no row more than {TIE} points away contradicts the paper's order"
@@ -138,7 +141,11 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
     """What the arms did not get in equal measure (seeds, rounds, epochs, searched settings), in words."""
     labels = {arm.key: arm.label for arm in experiment.arms}
     given = ledger.budgets(experiment.name)
-    given = given[given["arm"].isin(list(labels))]
+    given = given[given["arm"].isin(list(labels))].copy()
+    tried = {one["arm"]: one["candidates"] for one in ledger.searches(experiment.name)}
+    given["candidates"] = [
+        sum(experiment.scored(experiment.arm(arm), one) for one in tried.get(arm, [])) for arm in given["arm"]
+    ]
     said = []
     for key, name in {
         "seeds": "seeds",
@@ -213,7 +220,9 @@ def rows_of(
             "Status": "not run",
             "Rounds": ", ".join(map(str, lengths)) or "-",
         }
-        if some and paper is None and "Fig." in experiment.paper_table:
+        if some and arm.key in broken:
+            row["Status"], why = "diverged", "weights that are no finite numbers say nothing about the method"
+        elif some and paper is None and "Fig." in experiment.paper_table:
             row["Status"], why = "drawn only", "the paper draws it and prints no number"
         elif some and paper is None:
             row["Status"], why = "own addition", "not in the paper's table"
@@ -225,12 +234,7 @@ def rows_of(
                 if other is not arm and other.key in ours and (theirs := papers[other.key]) is not None
                 if other.key not in broken
             ]
-            if arm.key in broken:
-                row["Status"], why = (
-                    "diverged",
-                    "weights that are no finite numbers say nothing about the method",
-                )
-            elif experiment.stands_in:
+            if experiment.stands_in:
                 row["Status"], why = in_order(ours[arm.key], paper, others)
                 why = f"{experiment.stands_in}; {why}"
             else:
