@@ -158,7 +158,10 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
         assert (
             call(*item.command.split()[1:], "--budget", "1ms").exit_code == 2
         )  # understood up to the budget
-        assert call(*item.command.split()[1:], "--ledger", ledger.folder, "--budget", "0.001s").exit_code == 0
+        done = call(*item.command.split()[1:], "--ledger", ledger.folder, "--budget", "0.001s")
+        assert (
+            done.exit_code == (2 if item.after else 0) and item.after.partition(" --seeds")[0] in done.stderr
+        )
 
 
 def test_a_row_that_takes_over_a_training_costs_what_it_does_after_it(ledger: Ledger) -> None:

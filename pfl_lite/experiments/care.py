@@ -282,22 +282,27 @@ def nominal(experiment: Experiment, arm: Arm, rounds: int) -> float:
 def pricing(experiment: Experiment, ledger: Ledger) -> Callable[[Arm], float | None]:
     """What tells an arm's seconds of one core for one nominal image, from the ledger's complete runs on a CPU.
 
-    That is the median of its own runs, else of the same arm's in other experiments with the same network, else of the arms that
-    are trained (or that take over a training) as it is; None where nothing tells.
+    That is the median of its own runs, else of the same arm's in other experiments with the same network (and, where there are
+    such, the same mini-batches), else of the arms that are trained (or that take over a training) as it is; None where nothing
+    tells.
     """
     own = paces(experiment, ledger)
     if {arm.key for arm in experiment.arms if arm.run_of is None} - {key for key, _ in own}:
+        network = [
+            one for one in EXPERIMENTS.values() if one.model == experiment.model and one is not experiment
+        ]
+        theirs = {one.name: paces(one, ledger) for one in network}
+        alike = [one for one in network if one.batch_size == experiment.batch_size and theirs[one.name]]
         elsewhere: dict[tuple[str, bool], list[float]] = {}
-        for one in EXPERIMENTS.values():
-            if one.model == experiment.model and one.name != experiment.name:
-                for which, pace in paces(one, ledger).items():
-                    elsewhere.setdefault(which, []).append(pace)
+        for one in alike or network:
+            for which, pace in theirs[one.name].items():
+                elsewhere.setdefault(which, []).append(pace)
         own = {which: median(some) for which, some in elsewhere.items()} | own
 
     def seconds(arm: Arm) -> float | None:
         heir = arm.trained_by is not None
-        alike = [pace for (_, other), pace in own.items() if other == heir]
-        return own.get((arm.key, heir), median(alike) if alike else None)
+        kind = [pace for (_, other), pace in own.items() if other == heir]
+        return own.get((arm.key, heir), median(kind) if kind else None)
 
     return seconds
 
