@@ -128,8 +128,9 @@ def test_a_run_that_is_ahead_waits_for_the_others(calls: list[int], tmp_path: Pa
         threading.Thread(target=train, args=about)
         for about in zip(configs, (tmp_path / "first.pt", tmp_path / "second.pt"), strict=True)
     ]
+    for _ in threads:
+        ride.join()  # all of them before the first sets out: else it may be rounds ahead before the second is aboard
     for thread in threads:
-        ride.join()
         thread.start()
     for thread in threads:
         thread.join()
