@@ -141,8 +141,8 @@ def said(one: Setting, rounds: str) -> tuple[str, ...]:
         "lenet": "Network: LeNet-5, and FedMN's encoders and blocks as narrow (84 and 64), instead of MobileNet-V2 from ImageNet "
         "weights, which cannot be fetched here and is too slow for a CPU: a gap to the paper says little, the order of the rows "
         "may say something.",
-        "mobilenet_v2": "MobileNet-V2 starts from random weights; the paper's starts from ImageNet's (--model "
-        "mobilenet_v2_pretrained of `pfl-lite run`, where they can be fetched).",
+        "mobilenet_v2": "MobileNet-V2 starts from random weights; the paper's starts from ImageNet's (`--model "
+        "mobilenet_v2_pretrained` of `pfl-lite run`, where they can be fetched).",
         "femnist_cnn": "The CNN is FedEM's: two convolutions and two full layers.",
         "small_cnn": "Own data and an own small CNN in place of EMNIST and FEMNIST, which cannot be fetched here: no printed "
         "number belongs beside these rows.",
