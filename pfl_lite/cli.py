@@ -545,9 +545,8 @@ def reproduce(
             tf32=tf32,
             ledger=Ledger(ledger),
         )
-        results = [
-            path for path in done.written if re.search(r"-seed\d+\.json$", path.name)
-        ]  # no search, no attempt
+        # no search, and no attempt that diverged
+        results = [path for path in done.written if re.search(r"-seed\d+\.json$", path.name)]
         written, left, interrupted = written + len(results), left + done.left, done.interrupted
         if interrupted or (until is not None and time.monotonic() >= until):
             for rest in parts[number:]:

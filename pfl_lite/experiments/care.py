@@ -213,9 +213,8 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in sweep.missing():
         gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
-    for (
-        arm
-    ) in sweep.arms:  # the search behind a result may be of an earlier protocol, and is then to be made again
+    # the search behind a result may be of an earlier protocol, and is then to be made again
+    for arm in sweep.arms:
         if arm.grid and sweep.searching is experiment and sweep.known(arm) and sweep.chosen(arm) is None:
             gaps.setdefault(arm.key, [])
     seconds = pricing(experiment, ledger) if gaps else None

@@ -340,7 +340,7 @@ def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
         if not missing:
             continue
         # without the runs that another experiment makes, which stand in its own row
-        own = [one for one in gaps if one.command.startswith(f"{experiment.command('')}")]
+        own = [one for one in gaps if one.command.startswith(experiment.command(""))]
         hours = [one.hours for one in own if one.hours is not None]
         arms = list(dict.fromkeys(arm.key for arm, _ in missing))
         seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
