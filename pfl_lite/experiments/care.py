@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pfl_lite.data.images import datasets
 from pfl_lite.engine.config import with_defaults
 from pfl_lite.engine.provenance import code_of
-from pfl_lite.experiments.ledger import MACHINE_KEYS, Ledger, Run
+from pfl_lite.experiments.ledger import MACHINE_KEYS, Ledger, Run, flat
 from pfl_lite.experiments.protocols import (
     BUDGETS,
     DEFAULT_BUDGET,
@@ -24,7 +24,6 @@ from pfl_lite.experiments.protocols import (
     members,
 )
 from pfl_lite.experiments.sweep import Sweep
-from pfl_lite.files import plain
 from pfl_lite.methods import METHODS
 from pfl_lite.models import NETWORKS
 
@@ -114,12 +113,6 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         elif other := unlike(run, sweep.config(arm, run["seed"]).as_dict(), free):
             said.append(f"{name}: {', '.join(other)} not as the protocol says")
     return said
-
-
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """All settings of a configuration, those of its method among them, with those that came later at their defaults."""
-    filled = with_defaults(plain(config))
-    return {key: value for key, value in filled.items() if key != "method"} | filled["method"]
 
 
 def unlike(run: Run, config: dict[str, Any], free: set[str]) -> list[str]:

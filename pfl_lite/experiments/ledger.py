@@ -84,6 +84,12 @@ def rounded(value: Any) -> Any:
     return round(value, WATCH_DIGITS) if isinstance(value, float) else value
 
 
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """All settings of a configuration, those of its method among them, with those that came later at their defaults."""
+    filled = with_defaults(plain(config))
+    return {key: value for key, value in filled.items() if key != "method"} | filled["method"]
+
+
 class Ledger:
     """The runs and searches in one folder; see the module for its promises."""
 

@@ -58,7 +58,12 @@ def facts(*names: str) -> Styler:
         }
         for called, one in zip(own_names(names), some, strict=True)
     }
-    return pd.DataFrame(columns).style
+    return styled(pd.DataFrame(columns))
+
+
+def styled(frame: pd.DataFrame) -> Styler:
+    """A frame to be coloured, without an id at every cell: a fifth less HTML in a chapter."""
+    return Styler(frame, cell_ids=False)
 
 
 def own_names(names: Sequence[str]) -> list[str]:
@@ -148,7 +153,7 @@ def shade(gap: object) -> str:
 
 def shaded(frame: pd.DataFrame) -> Styler:
     """A table *paper | ours* coloured by its gaps; the column of reasons is left to `reasons`."""
-    shown = frame.drop(columns="Reason").style.hide(axis="index")
+    shown = styled(frame.drop(columns="Reason")).hide(axis="index")
     numbers: dict[Any, Any] = {
         "Paper (%)": "{:.2f}",
         "Ours (%)": "{:.2f}",
@@ -184,7 +189,8 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     }
     for name, own, planned in zip(names, own_names(names), some, strict=True):
         frame = _measured(planned, table_of(name, ledger), measure)
-        few = (frame["Seeds"] < len(planned.seeds)) | frame["Reason"].str.contains("rounds of")
+        rounds = [str(planned.rounds_of(arm)) for arm in planned.arms]
+        few = (frame["Seeds"] < len(planned.seeds)) | (frame["Rounds"] != rounds)
         ours = [
             "diverged" if status == "diverged" else _cell(*row)
             for status, *row in zip(frame["Status"], frame["Ours (%)"], frame["s.d."], few, strict=True)
@@ -199,7 +205,7 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     def colours(column: pd.Series) -> list[str]:
         return list(map(shade, gaps.get(column.name, [np.nan] * len(column))))
 
-    return shown.style.apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
+    return styled(shown).apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
 
 
 def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
@@ -262,7 +268,7 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
             else ""
         )
 
-    return shown.style.hide(axis="index").map(colour, subset=["verdict"])
+    return styled(shown).hide(axis="index").map(colour, subset=["verdict"])
 
 
 def _statistic(result: ClaimResult) -> str:

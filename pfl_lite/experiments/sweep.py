@@ -21,7 +21,7 @@ from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
-from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.ledger import Ledger, Run, flat
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
 from pfl_lite.experiments.tables import accuracy
 
@@ -93,7 +93,7 @@ class Sweep:
         scored = in_grid_order(source, self.searched(source))
         if len(scored) < len(source.grid):
             return []
-        used = [one["config"] | one["config"]["method"] for one in self.attempts(arm, seed)]
+        used = [flat(one["config"]) for one in self.attempts(arm, seed)]
         return [
             one for one in ranked(scored) if not any(one["settings"].items() <= it.items() for it in used)
         ]
@@ -181,10 +181,10 @@ class Sweep:
         """One more than that of the last attempt that diverged."""
         return 1 + max((int(one["attempt"]) for one in self.attempts(arm, seed)), default=0)
 
-    def config(self, arm: Arm, seed: int) -> RunConfig:
-        """The configuration of an arm's result, once its rates are chosen."""
+    def config(self, arm: Arm, seed: int, chosen: Settings | None = None) -> RunConfig:
+        """The configuration of an arm's result with the settings that its search chose, or with others."""
         settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
-        chosen = self.chosen(arm, seed) or {}
+        chosen = self.chosen(arm, seed) or {} if chosen is None else chosen
         return make_config(arm.method, **(settings | arm.settings | chosen)).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
@@ -208,9 +208,7 @@ class Sweep:
             raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
         keys = {arm.key for arm in self.arms}
         for arm, seed in self.missing():
-            first = (*self.source(arm).grid, {})[0]
-            settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
-            make_config(arm.method, **(settings | arm.settings | first))
+            self.config(arm, seed, (*self.source(arm).grid, {})[0])
             leader, searched_here = self.leader(arm), self.searching is self.experiment
             if leader is self.experiment and arm.rates_of in keys:
                 continue
@@ -460,7 +458,6 @@ def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
 
 def describe(task: Task, source: Arm) -> str:
     """The rate and whatever else tells the candidates of the arm that searched apart, in a few words."""
-    values = task.config.as_dict()
-    used = values | values["method"]
+    used = flat(task.config.as_dict())
     searched = dict.fromkeys(["lr", *(name for one in source.grid for name in one)])
-    return ", ".join(f"{name} {used[name]}" for name in searched) + f", {values['rounds']} rounds"
+    return ", ".join(f"{name} {used[name]}" for name in searched) + f", {task.config.rounds} rounds"

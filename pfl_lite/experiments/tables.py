@@ -17,7 +17,7 @@ import pandas as pd
 from pfl_lite.engine.config import with_defaults
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
-from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.ledger import Ledger, Run, flat
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
 
 CLOSE = 1.0  # points: a gap to the paper up to this (or to 2 s.d. over seeds, if more) is "reproduced"
@@ -105,7 +105,7 @@ def detours(trained: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[st
             said.append(f"seed {run['seed']} diverged in round {at}")
     for one in failed:
         heir = next((run for run in runs if run["seed"] == one["seed"]), one)
-        before, after = (with_defaults(each["config"]) | each["config"]["method"] for each in (one, heir))
+        before, after = (flat(each["config"]) for each in (one, heir))
         unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
         old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
         again = f" with {old} and was run again with {new}" if unlike else ""
