@@ -8,6 +8,7 @@ Every function returns a closed `Figure`: a notebook shows it once when it is a 
 from __future__ import annotations
 
 import base64
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -98,6 +99,7 @@ EXPERT_COLOURS: dict[str, str] = {
 }
 _GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
+SHARP = 2  # dots drawn for each dot of a page, both ways
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": "figure",
@@ -125,8 +127,34 @@ STYLE: dict[Any, Any] = {
 
 
 def use_style() -> None:
-    """Make every figure drawn from now on look like those of this module."""
+    """Make every figure drawn from now on look like those of this module, and a notebook's also `sharp`."""
     plt.rcParams.update(STYLE)
+    try:
+        shell: Any = get_ipython()  # type: ignore[name-defined]
+    except NameError:  # a script, not a notebook
+        return
+    if "inline" in plt.get_backend():
+        importlib.import_module(
+            "matplotlib_inline.backend_inline"
+        )  # later it would take the place of `sharp`
+        pictures = shell.display_formatter.formatters["image/png"]
+        if Figure in pictures.type_printers:  # not where the reader has asked for SVG
+            pictures.for_type(Figure, sharp)
+
+
+def sharp(figure: Figure) -> tuple[bytes, dict[str, int]]:
+    """A notebook's picture of a figure for fine screens and paper: a PNG, and the width at which a page shows it."""
+    picture, width = _png(figure, 256, SHARP, bbox_inches="tight")
+    return picture, {"width": width}
+
+
+def _png(figure: Figure, colours: int, dots: int, **how: Any) -> tuple[bytes, int]:
+    """A figure as a PNG of few colours, which are enough for a drawing and half as large, and its width on a page in pixels."""
+    drawn, small = BytesIO(), BytesIO()
+    figure.savefig(drawn, format="png", dpi=dots * figure.dpi, **how)
+    picture = Image.open(drawn).convert("RGB").quantize(colours)
+    picture.save(small, "png", optimize=True)
+    return small.getvalue(), picture.width // dots
 
 
 def colour(method: str, otherwise: str = "") -> str:
@@ -512,8 +540,8 @@ def _marker(method: str) -> str:
 class Player:
     """An animation as one piece of HTML: pictures, controls and script; it needs no kernel and no network."""
 
-    def __init__(self, frames: Mapping[str, bytes], alt: str, seconds: float) -> None:
-        self.frames, self.alt, self.seconds = frames, alt, seconds
+    def __init__(self, frames: Mapping[str, bytes], alt: str, seconds: float, width: int) -> None:
+        self.frames, self.alt, self.seconds, self.width = frames, alt, seconds, width
 
     def _repr_html_(self) -> str:
         folder = resources.files("pfl_lite") / "static"
@@ -521,7 +549,7 @@ class Player:
         last = len(self.frames) - 1
         pictures = "\n".join(
             f'<img alt="{escape(self.alt)}; {escape(name)}" data-name="{escape(name)}"{"" if i == last else " hidden"} '
-            f'src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+            f'width="{self.width}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
             for i, (name, png) in enumerate(self.frames.items())
         )
         return (
@@ -541,6 +569,7 @@ def animate(
     alt: str,
     seconds: float = 0.6,
     colours: int = 64,
+    dots: int = SHARP,
 ) -> Player:
     """Draw one picture a frame and let the reader play them; without JavaScript, the last one is shown.
 
@@ -551,6 +580,7 @@ def animate(
         alt: what the animation shows, in words.
         seconds: how long a frame stays.
         colours: of each picture; few make it small.
+        dots: drawn for each dot of the page, both ways; 1 makes it smaller still, and less sharp.
 
     Raises:
         InputError: no frames, or no words.
@@ -561,12 +591,9 @@ def animate(
     pictures = {}
     for name, value in named.items():
         draw(value)
-        drawn, small = BytesIO(), BytesIO()
-        figure.savefig(drawn, format="png")
-        Image.open(drawn).convert("RGB").quantize(colours).save(small, "png", optimize=True)
-        pictures[name] = small.getvalue()
+        pictures[name], width = _png(figure, colours, dots)
     plt.close(figure)
-    return Player(pictures, alt, seconds)
+    return Player(pictures, alt, seconds, width)
 
 
 def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+
+from pfl_lite.plots import SHARP
 
 BOOK = Path(__file__).resolve().parent.parent / "book"
 CHAPTERS = sorted(BOOK.glob("*.ipynb"))
@@ -46,6 +51,14 @@ class TestChapter:
 
     def test_is_small(self, chapter: Path) -> None:
         assert chapter.stat().st_size < 500_000, f"{chapter.stat().st_size / 1000:.0f} kB: draw or print less"
+
+    def test_figures_are_sharp(self, chapter: Path) -> None:
+        for number, cell in enumerate(cells(chapter), start=1):
+            for out in cell["outputs"]:
+                if "image/png" in out.get("data", {}):
+                    picture = Image.open(BytesIO(b64decode(out["data"]["image/png"])))
+                    shown = out["metadata"].get("image/png", {}).get("width")
+                    assert shown == picture.width // SHARP, f"code cell {number} drew before use_style()"
 
     def test_name_survives_in_an_address(self, chapter: Path) -> None:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", chapter.stem)

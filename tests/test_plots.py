@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,15 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from nbclient import NotebookClient
+from PIL import Image
 
 from pfl_lite import plots
 from pfl_lite.errors import InputError
@@ -107,6 +111,33 @@ def test_use_style_changes_figures_to_come() -> None:
     with plt.rc_context():
         plots.use_style()
         assert plt.rcParams["figure.dpi"] == 110 and plt.rcParams["figure.constrained_layout.use"]
+
+
+def test_a_notebook_gets_sharp_figures_unless_its_reader_asked_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # as a kernel finds it
+    begin = "import matplotlib.pyplot as plt; from pfl_lite.plots import use_style; use_style(); plt.plot([1, 2]); plt.show()"
+    again = "%config InlineBackend.figure_formats = ['svg']\nuse_style(); plt.plot([1, 2]); plt.show()"
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, (begin, again))))
+    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    sharp, other = (cell.outputs[-1] for cell in notebook.cells)
+    picture = Image.open(io.BytesIO(base64.b64decode(sharp.data["image/png"])))
+    assert picture.mode == "P" and sharp.metadata["image/png"]["width"] == picture.width // 2 > 300
+    assert "image/svg+xml" in other.data and "image/png" not in other.data
+
+
+def test_a_figure_keeps_its_colours_when_it_is_made_small() -> None:
+    with plt.rc_context():
+        plots.use_style()
+        figure = plt.figure(figsize=(4, 3))
+    figure.add_subplot().plot([0, 1], [0, 1], color=plots.colour("pfedmb"), linewidth=6)
+    png, width = plots.sharp(figure)
+    picture = Image.open(io.BytesIO(png))
+    assert width["width"] == picture.width // plots.SHARP
+    shades = {colour for _, colour in picture.convert("RGB").getcolors()}  # type: ignore[union-attr]
+    assert {tuple(round(255 * x) for x in to_rgb(plots.colour("pfedmb"))), (255, 255, 255)} <= shades
+    plt.close(figure)
 
 
 def test_bubbles_have_the_area_of_the_counts() -> None:
@@ -341,16 +372,16 @@ def player(frames: object = (1, 2, 5)) -> plots.Player:
 
 def test_an_animation_is_one_piece_of_html_with_its_frames_inside() -> None:
     page = player()._repr_html_()
-    pictures = re.findall(
-        r'<img alt="([^"]*)" data-name="([^"]*)"( hidden)? src="data:image/png;base64,([^"]*)">', page
-    )
-    assert [name for _, name, _, _ in pictures] == ["round 1", "round 2", "round 5"]
+    about = r'<img alt="([^"]*)" data-name="([^"]*)"( hidden)? width="(\d+)"'
+    pictures = re.findall(rf'{about} src="data:image/png;base64,([^"]*)">', page)
+    assert [name for _, name, *_ in pictures] == ["round 1", "round 2", "round 5"]
+    assert {width for *_, width, _ in pictures} == {"80"}, "pixels of the page: 2 inches of 40"
     assert next(words for words, *_ in pictures) == "bars &lt;grow&gt;; round 1"
-    assert [bool(hidden) for _, _, hidden, _ in pictures] == [True, True, False], (
+    assert [bool(hidden) for _, _, hidden, *_ in pictures] == [True, True, False], (
         "without JavaScript, the last one"
     )
     content = [base64.b64decode(picture) for *_, picture in pictures]
-    assert all(png.startswith(b"\x89PNG") for png in content)
+    assert {Image.open(io.BytesIO(png)).size for png in content} == {(160, 80)}, "sharp"
     assert len(set(content)) == 3
     assert "//" not in re.sub(
         r"^\s*//.*$|// J.*$", "", re.sub(r'base64,[^"]*', "", page), flags=re.MULTILINE

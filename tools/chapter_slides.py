@@ -95,7 +95,7 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
             elif figure and pictures:
                 picture = nbformat.from_dict(pictures[0])
                 alternative = cell.metadata["mystnb"].get("image", {}).get("alt", "")
-                picture["metadata"] = {"image/png": {"alt": alternative}}
+                picture["metadata"].setdefault("image/png", {})["alt"] = alternative
                 hidden = {"transient": {"remove_source": True}}
                 yield "subslide", new_code_cell("", outputs=[picture], metadata=hidden)
                 yield "-", new_markdown_cell(writer.caption(figure))
