@@ -98,6 +98,8 @@ def test_the_metric_is_the_unweighted_mean_over_clients():
         (86.9, NAN, [], "not reproduced"),  # too far, nothing to compare with
         (86.9, 0.6, [], "reproduced"),  # within 2 s.d.
         (86.9, 0.5, [], "not reproduced"),
+        (86.0, 5.0, [], "reproduced"),  # two points at most, however much the seeds differ
+        (85.9, 5.0, [], "not reproduced"),
         (89.1, NAN, [("FedAvg", 86.0, 87.0)], "trend only"),  # above, as in the paper
         (85.0, NAN, [("FedAvg", 86.0, 87.0)], "not reproduced"),  # below
         (
@@ -120,8 +122,33 @@ def test_the_rule_for_the_status(ours, sd, others, status):
     assert judge(ours, sd, 88.0, others)[0] == status
 
 
+def test_noise_that_covers_a_wide_gap_is_named():
+    assert "2.0 points (though not than 2 s.d. over seeds, 10.0)" in judge(85.0, 5.0, 88.0, [])[1]
+    assert "s.d." not in judge(85.0, 1.2, 88.0, [])[1]
+
+
 def test_a_reversal_is_named():
     assert judge(85.0, NAN, 88.0, [("FedAvg", 86.0, 87.0)])[1].endswith("reversed against FedAvg")
+
+
+def test_the_order_of_two_rows_is_that_on_the_seeds_that_both_have(ledger):
+    for arm, paper in PAPER.items():
+        for seed in (
+            EXPERIMENT.seeds[:1] if arm == "pfedmb" else EXPERIMENT.seeds
+        ):  # the first seed deals hard clients
+            ledger.write(make_run(arm, paper - (15 if seed == EXPERIMENT.seeds[0] else 5), seed))
+    result = rows(ledger)
+    assert result["Ours (%)"]["pfedmb"] < result["Ours (%)"].drop("pfedmb").min()
+    assert result["Status"]["pfedmb"] == "trend only" and set(result["Status"]) == {"trend only"}
+
+
+def test_rows_without_a_common_seed_say_no_order(ledger):
+    first, second = list(PAPER)[:2]
+    ledger.write(make_run(first, PAPER[first] - 5, 0))
+    ledger.write(make_run(second, PAPER[second] - 5, 1))
+    result = rows(ledger)
+    assert set(result["Status"][[first, second]]) == {"not reproduced"}
+    assert result["Reason"][first].startswith("the gap is larger than 1.0 points, and no other row")
 
 
 def test_a_full_ledger_that_agrees(ledger):
