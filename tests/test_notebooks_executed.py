@@ -87,6 +87,6 @@ class TestChapter:
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_says_its_level_what_it_needs_and_how_long_it_takes(chapter: Path) -> None:
     head = text(cells(chapter, "markdown")[0])
-    said = re.findall(r"^\*\*(Level|Before you start|Time)(?:\.\*\*|\*\*:) \S", head, re.MULTILINE)
+    said = re.findall(r"^\*\*(Level|Before you start|Time)\.\*\* \S", head, re.MULTILINE)
     assert said == ["Level", "Before you start", "Time"]
-    assert re.search(r"^\*\*Level(\.\*\*|\*\*:) (First steps|Core|Advanced);", head, re.MULTILINE)
+    assert re.search(r"^\*\*Level\.\*\* (First steps|Core|Advanced);", head, re.MULTILINE)
