@@ -74,7 +74,9 @@ def chain(runs: Runs) -> ClaimResult:
     accuracy = {arm: per_client(runs[arm]) for arm in CHAIN}
     links = {f"{a} - {b}": paired(accuracy[a] - accuracy[b]) for a, b in pairwise(CHAIN)}
     value, se, interval = min(links.values(), key=lambda link: link[2][0])
-    each = [f"{name} {m:+.2f} ± {e:.2f} [{i[0]:+.2f}, {i[1]:+.2f}]" for name, (m, e, i) in links.items()]
+    each = [
+        f"{name} {m:+.2f} ± {e:.2f} (s.e.) [{i[0]:+.2f}, {i[1]:+.2f}]" for name, (m, e, i) in links.items()
+    ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
     verdict = by_interval([link[2] for link in links.values()])
