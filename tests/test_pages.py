@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_names_are_cut_to_what_tells_them_apart() -> None:
 def test_a_column_that_the_paper_leaves_empty_is_left_out(ledger: Ledger) -> None:
     shown = pages.grid("fedmn-table2-glyphs", "fedmn-table2-glyphs-writers", ledger=ledger).data
     assert [tuple(column) for column in shown.columns] == [("glyphs", "ours"), ("glyphs-writers", "ours")]
+
+
+def test_only_whole_searches_of_the_present_protocol_are_shown(ledger: Ledger) -> None:
+    shown = {search["arm"]: search for search in pages.searches(OTHER, ledger)}
+    assert set(shown) == {arm.key for arm in get_experiment(OTHER).arms if arm.grid}
+    path = ledger.path(OTHER, "local", None)
+    stored = json.loads(path.read_text())
+    one, *others = stored["candidates"]
+    path.write_text(json.dumps(stored | {"candidates": [one, *others, {**one, "settings": {"lr": 9.0}}]}))
+    assert shown["local"] in pages.searches(OTHER, ledger), (
+        "a candidate that the grid no longer has is not shown"
+    )
+    for left in (others, [one | {"rounds": 1}, *others]):
+        path.write_text(json.dumps(stored | {"candidates": left}))
+        assert "local" not in {search["arm"] for search in pages.searches(OTHER, ledger)}
 
 
 def test_facts_name_where_settings_come_from() -> None:

@@ -17,8 +17,9 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import frame as claims_frame
-from pfl_lite.experiments.ledger import Ledger
+from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import Experiment, get_experiment
+from pfl_lite.experiments.sweep import in_grid_order
 from pfl_lite.experiments.tables import accuracy, runs_of
 from pfl_lite.experiments.tables import table as table_of
 
@@ -71,6 +72,20 @@ def own_names(names: Sequence[str]) -> list[str]:
     words = zip(*(name.split("-")[:-1] for name in names), strict=False)
     same = "".join(f"{each[0]}-" for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
     return [name.removeprefix(same) for name in names]
+
+
+def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
+    """The searches of an experiment that are whole: every candidate of the present grid, scored as the protocol says."""
+    experiment = get_experiment(name)
+    arms = {arm.key: arm for arm in experiment.arms}
+    found = []
+    for search in (ledger or Ledger()).searches(name):
+        if (arm := arms.get(search["arm"])) is not None:
+            scored = [one for one in search["candidates"] if experiment.scored(arm, one)]
+            candidates = in_grid_order(arm, scored)
+            if len(candidates) == len(arm.grid):
+                found.append(search | {"candidates": candidates})
+    return found
 
 
 def _chosen_where(experiment: Experiment) -> str:
