@@ -134,9 +134,8 @@ def use_style() -> None:
     except NameError:  # a script, not a notebook
         return
     if "inline" in plt.get_backend():
-        importlib.import_module(
-            "matplotlib_inline.backend_inline"
-        )  # later it would take the place of `sharp`
+        # loaded later it would take the place of `sharp`
+        importlib.import_module("matplotlib_inline.backend_inline")
         pictures = shell.display_formatter.formatters["image/png"]
         if Figure in pictures.type_printers:  # not where the reader has asked for SVG
             pictures.for_type(Figure, sharp)

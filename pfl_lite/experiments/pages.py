@@ -63,7 +63,7 @@ def facts(*names: str) -> Styler:
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A frame to be coloured, without an id at every cell: a fifth less HTML in a chapter."""
+    """A frame to be coloured, without an id at every cell, which makes a chapter smaller."""
     return Styler(frame, cell_ids=False)
 
 
