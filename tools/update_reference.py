@@ -79,11 +79,11 @@ experiments know the engine; explorers, plots and the command line are the roof.
 DATASETS_LEAD = """\
 # Data sets
 
-Three data sets come with the environment of the package, or are drawn by its code, and need neither a download nor a network; every teaching chapter runs
-on them. The others are fetched once through torchvision (FEMNIST is made from files of LEAF's scripts),
-converted to one `.npz` file, and read from there ever after. The folder of these files is `$PFL_LITE_DATA`, by
-default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command line, `pfl-lite datasets`
-prints the list, and `NAME:0.1` means a random tenth of a data set, always the same.
+Three data sets come with the environment of the package, or are drawn by its code, and need neither a download
+nor a network; every teaching chapter runs on them. The others are fetched once through torchvision (FEMNIST is made
+from files of LEAF's scripts), converted to one `.npz` file, and read from there ever after. The folder of these files
+is `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command
+line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same.
 
 No image of any data set is part of the repository.
 """
