@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy import stats
 
 import pfl_lite
@@ -163,11 +165,12 @@ def test_a_script_is_short(script: Path) -> None:
 def told(box: Any) -> tuple[str, bytes]:
     """The words of a live explorer, without their tags, and its picture."""
     html = box.children[-1].value
-    alt, png = re.search(r'<img alt="([^"]*)" .*src="data:image/png;base64,([^"]*)">', html).groups()  # type: ignore[union-attr]
+    shown = re.search(r'<img alt="([^"]*)" width="(\d+)" .*src="data:image/png;base64,([^"]*)">', html)
+    alt, width, png = shown.groups()  # type: ignore[union-attr]
     words = unescape(re.sub("<[^>]*>", "", html.partition("<img")[0].replace("</p><p>", " ")))
     assert unescape(alt) == words, "the picture's alternative text says the same"
     picture = base64.b64decode(png)
-    assert picture.startswith(b"\x89PNG")
+    assert Image.open(io.BytesIO(picture)).width in (2 * int(width), 2 * int(width) + 1), "sharp"
     return words, picture
 
 

@@ -76,16 +76,13 @@ def own_names(names: Sequence[str]) -> list[str]:
 
 def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     """The searches of an experiment that are whole: every candidate of the present grid, scored as the protocol says."""
-    experiment = get_experiment(name)
-    arms = {arm.key: arm for arm in experiment.arms}
-    found = []
-    for search in (ledger or Ledger()).searches(name):
-        if (arm := arms.get(search["arm"])) is not None:
-            scored = [one for one in search["candidates"] if experiment.scored(arm, one)]
-            candidates = in_grid_order(arm, scored)
-            if len(candidates) == len(arm.grid):
-                found.append(search | {"candidates": candidates})
-    return found
+    sweep = care.whole(get_experiment(name), ledger or Ledger())
+    arms = {arm.key: arm for arm in sweep.arms if arm.grid and sweep.candidates(arm)}
+    return [
+        search | {"candidates": in_grid_order(arm, sweep.searched(arm))}
+        for search in sweep.ledger.searches(name)
+        if (arm := arms.get(search["arm"])) is not None
+    ]
 
 
 def _chosen_where(experiment: Experiment) -> str:

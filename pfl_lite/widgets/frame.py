@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 import os
@@ -16,6 +15,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
+
+from pfl_lite.plots import sharp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,12 +60,11 @@ def live(controls: Mapping[str, Any], show: Callable[..., str]) -> ipywidgets.VB
 
 def shown(words: str, figure: Figure) -> str:
     """Words over a picture that has them as its alternative text."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
+    picture, size = sharp(figure)
     plain = unescape(re.sub("<[^>]*>", "", words.replace("</p>", " ")))
     return (
-        f'<p>{words}</p><img alt="{escape(plain)}" style="max-width: 100%" '
-        f'src="data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}">'
+        f'<p>{words}</p><img alt="{escape(plain)}" width="{size["width"]}" style="max-width: 100%" '
+        f'src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
     )
 
 
