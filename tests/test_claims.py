@@ -188,6 +188,19 @@ def test_b2(verdict, slow, expected, lead):
     assert result.statistic.endswith("after fine-tuning") and "before fine-tuning pfedmb" in result.note
 
 
+def test_b2_also_says_when_a_curve_that_falls_again_was_first_there(tmp_path):
+    ledger = Ledger(tmp_path)
+    for arm in CHAIN[:3]:
+        run = make_run(arm)
+        if arm == "fedavg":
+            run["rounds"][1]["tuned_accuracy"] = 1.0  # and below 99 % again until round `SLOW`
+        ledger.write(run)
+    (result,) = [result for result in claims(NAME, ledger) if result.id == "B2"]
+    first, again = f"pfedmb-plain {SLOW['pfedmb-plain']}.0, fedavg 1.0", f"fedavg {SLOW['fedavg']}.0"
+    assert SLOW["fedavg"] > 1 and again in result.note.partition("; there for the first time")[0]
+    assert first in result.note.partition("; there for the first time")[2]
+
+
 def test_b2_takes_the_curve_before_tuning_if_the_other_was_not_kept(tmp_path):
     ledger = Ledger(tmp_path)
     for arm in CHAIN[:3]:

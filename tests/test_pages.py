@@ -103,6 +103,13 @@ def test_only_whole_searches_of_the_present_protocol_are_shown(ledger: Ledger) -
         assert "local" not in {search["arm"] for search in pages.searches(OTHER, ledger)}
 
 
+@pytest.mark.parametrize(("lr", "mu", "edge"), [(0.1, 1, "mu"), (0.2, 2, "lr, mu"), (0.05, 1, "lr, mu")])
+def test_a_choice_at_the_edge_of_what_was_tried_is_named(lr: float, mu: int, edge: str) -> None:
+    tried = [{"settings": {"lr": rate, "mu": other, "K": 5}} for rate in (0.05, 0.1, 0.2) for other in (1, 2)]
+    chosen = {"lr": lr, "mu": mu, "K": 5}  # one value tried alone has no edge
+    assert pages.at_the_edge({"candidates": tried, "chosen": chosen}) == edge
+
+
 def test_facts_name_where_settings_come_from() -> None:
     shown = pages.facts("pfedmb-table2-random2-15", "pfedmb-table2-random2-50", NAME).data
     assert shown.loc["settings chosen"].tolist() == [

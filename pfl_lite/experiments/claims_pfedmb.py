@@ -94,6 +94,7 @@ def chain(runs: Runs) -> ClaimResult:
 def faster(runs: Runs) -> ClaimResult:
     """The first round from which on an arm's own curve stays at 99 % of its last value, of the rounds that all runs have."""
     counted: dict[str, Array] = {}
+    sooner: dict[str, Array] = {}  # the first round at 99 %, after which a curve may fall again
     for quantity in ("tuned_accuracy", "personal_accuracy"):
         curves = [
             [
@@ -110,6 +111,7 @@ def faster(runs: Runs) -> ClaimResult:
                 short.any(-1), short.argmax(-1), values.shape[-1]
             )  # [arms, seeds]
             counted[quantity] = np.array(common)[reached]
+            sooner[quantity] = np.array(common)[np.flip(~short, -1).argmax(-1)]
     if not counted:
         raise Unfit("the runs have no accuracy curve in common")
     decides, rounds = next(iter(counted.items()))
@@ -122,7 +124,8 @@ def faster(runs: Runs) -> ClaimResult:
         for quantity, found in counted.items()
     ]
     statistic = f"lead of eq. 5 over the faster of the others, rounds, {names[decides]}"
-    note = "mean rounds " + "; ".join(each)
+    once = ", ".join(f"{arm} {n:.1f}" for arm, n in zip(CHAIN, sooner[decides].mean(1), strict=False))
+    note = f"mean rounds {'; '.join(each)}; there for the first time, {names[decides]} {once}"
     return ClaimResult(statistic, by_seed(list(lead > 0)), float(lead.mean()), se, None, 0.0, note)
 
 

@@ -85,6 +85,16 @@ def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     ]
 
 
+def at_the_edge(search: Run) -> str:
+    """The settings of a search whose chosen value is the smallest or largest that was tried: the best may lie outside."""
+    tried = {key: {one["settings"][key] for one in search["candidates"]} for key in search["chosen"]}
+    return ", ".join(
+        key
+        for key, some in tried.items()
+        if len(some) > 1 and search["chosen"][key] in (min(some), max(some))
+    )
+
+
 def _chosen_where(experiment: Experiment) -> str:
     """Where and how long an experiment's candidates were tried."""
     tried = sorted({len(arm.grid) for arm in experiment.arms if arm.grid})

@@ -159,8 +159,8 @@ def said(one: Setting, rounds: str) -> tuple[str, ...]:
         network,
         "Rates: constant, with momentum 0.9 and weight decay 5e-4 for every row, four candidates a method, chosen on the "
         f"clients' validation images after {SEARCH_ROUNDS} rounds of another seed (100), for FedMN after {2 * SEARCH_EACH}, half "
-        f"of them pre-training, because with {SEARCH_ROUNDS} it is still near chance; {NEXT}. FedEM divides its rates by ten "
-        "twice.",
+        f"of them pre-training, because with {SEARCH_ROUNDS} it is still near chance; {NEXT}. The paper searches six rates from "
+        "0.001 to 0.05; FedEM divides its rates by ten twice.",
         "A quarter of each client's training images is for validation, in the results too; one seed.",
         columns,
         "Metric: unweighted mean over clients; the rows taken over from FedEM are weighted by test images.",

@@ -27,11 +27,12 @@ def table1_deviations(rounds: int, searched: int, candidates: str) -> tuple[str,
         length(rounds),
         "Learning rates, momentum and weight decay are not stated in the paper: plain SGD here, the rates chosen on the clients' "
         f"validation images after {searched} rounds of another seed (100), {candidates}; the row without alpha-weighting takes "
-        "the rates of the row with it, so that only the aggregation differs; "
+        "the rates of the row with it, so that only the aggregation differs (rates of its own might serve it better); "
         f"{NEXT}.",
         "How alpha stays on the simplex is not stated: softmax of logits that start at 0.",
         "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
         "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
+        "Participation is not stated for this table: all ten clients train in every round.",
         "Local trains as many epochs as the others (rounds x E) instead of until convergence.",
         "pFedMB's clients train 2 E epochs a round (E on alpha, E on W), as in the paper: twice the others' local work.",
     )
@@ -155,7 +156,8 @@ def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool
         "paper searched and we do not; every layer has an alpha of its own.",
         "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
         "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches and "
-        "50 clients all four candidates were still at 50 % on validation images after five rounds.",
+        "50 clients all four candidates were still at 50 % on validation images after five rounds (a search that the ledger "
+        "does not hold).",
         "pFedMB's clients train 2 E epochs a round, alpha and then the branches, as the paper has it; the others train E.",
         "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1; "
         "FedProx: mu = 0.01 or 0.1; FedPer: the last layer is private. A method with a setting of its own tries two values of it "

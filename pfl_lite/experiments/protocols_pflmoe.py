@@ -67,9 +67,11 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "CIFAR-10 is normalised by its own mean and standard deviation."
         if augmented
         else "Fashion-MNIST is normalised by the mean and standard deviation of MNIST, as in the code; the paper is silent.",
-        "FedAvg's local test is measured; the paper prints the global test in its place.",
-        "The paper is silent about personalisation's mini-batches (64 here), a decay of its rate (none), the random draw of the "
-        "clients (our own seeds) and whether a gate mixes probabilities or logits (logits, as in the code).",
+        "FedAvg's local test is a plain mean over clients, as in every row; the paper prints the number of the global test.",
+        "Personalisation: momentum, weight decay and mini-batches of 64 are those of Local, whose SGD the paper names for it; "
+        "its rate stays constant, and is not divided by ten every 100 epochs.",
+        "The paper is silent about the random draw of the clients (our own seeds) and whether a gate mixes probabilities or "
+        "logits (logits, as in the code).",
     )
     return Experiment(
         name=f"pflmoe-{pair}-{alpha}",
