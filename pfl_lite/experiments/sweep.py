@@ -121,7 +121,6 @@ class Sweep:
 
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
-        shared = self.machine
         name = self.experiment.name
         sources = {arm.rates_of or arm.key: None for arm in self.arms}
         for arm in map(self.searching.arm, sources):
@@ -132,18 +131,10 @@ class Sweep:
                         f"`{self.searching.command(arm.key)}` comes first"
                     )
                 done = [one["settings"] for one in self.searched(arm)]
-                seed = self.experiment.search_seed
-                base = self.experiment.settings(seed, rounds=self.experiment.search_rounds)
-                base |= (
-                    {"ft_every": 0, "eval_every": self.experiment.search_rounds}
-                    | shared
-                    | arm.settings
-                    | arm.search
-                )
                 for number, candidate in enumerate(arm.grid):
                     if candidate not in done:
-                        config = make_config(arm.method, **(base | candidate)).resolved()
-                        yield Task(name, arm.key, seed, config, number)
+                        config = self.trial(arm, candidate)
+                        yield Task(name, arm.key, self.experiment.search_seed, config, number)
         missing = self.missing()
         for arm, seed in missing:
             if self.chosen(arm) is None or self.awaits(arm, seed):
@@ -186,6 +177,13 @@ class Sweep:
         settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
         chosen = self.chosen(arm, seed) or {} if chosen is None else chosen
         return make_config(arm.method, **(settings | arm.settings | chosen)).resolved()
+
+    def trial(self, arm: Arm, candidate: Settings) -> RunConfig:
+        """The configuration with which a candidate of an arm's grid is scored."""
+        rounds = self.experiment.search_rounds
+        settings = self.experiment.settings(self.experiment.search_seed, rounds=rounds) | self.machine
+        settings |= {"ft_every": 0, "eval_every": rounds} | arm.settings | arm.search | candidate
+        return make_config(arm.method, **settings).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
         """The results that the ledger lacks, all arms of a seed before the next seed."""
