@@ -38,7 +38,9 @@ pdf: environment ## the whole book as one PDF, from the chapters as they are sto
 	@$(PY) tools/make_pdf.py
 
 course: environment ## the teacher's files: student and instructor notebooks, grading, slides, a zip (_build/course)
-	@$(PY) tools/make_course.py
+	@rm -rf _build/wheel && tools/uv.sh build --wheel --quiet --out-dir _build/wheel || \
+	  tools/uv.sh build --wheel --quiet --out-dir _build/wheel --offline
+	@$(PY) tools/make_course.py --wheel "$$(echo _build/wheel/*.whl)"
 
 test: environment ## unit and property tests, the site, and every chapter against its stored outputs
 	@printf '\n== 1 of 2: the package, the repository and the site (collecting some 2,400 tests takes a minute or two)\n'

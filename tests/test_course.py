@@ -41,7 +41,10 @@ def text_tools() -> Iterator[ModuleType]:
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The course of one chapter."""
     output = tmp_path_factory.mktemp("course") / "course"
-    command = [sys.executable, str(ROOT / "tools/make_course.py"), ONE, "--output", str(output)]
+    wheel = output.parent / "pfl_lite-0-py3-none-any.whl"
+    wheel.write_bytes(b"a package")
+    command = [sys.executable, str(ROOT / "tools/make_course.py"), ONE]
+    command += ["--output", str(output), "--wheel", str(wheel)]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return output
@@ -77,6 +80,12 @@ def test_what_is_no_exercise_keeps_its_code_and_outputs(course: Path) -> None:
         for name, cell in cells(ROOT / f"book/{ONE}.ipynb").items():
             if cell.cell_type == "code" and "solution" not in cell.metadata.get("tags", []):
                 assert made[name].source == cell.source and made[name].outputs == cell.outputs
+
+
+def test_students_learn_what_to_install(course: Path) -> None:
+    text = (course / "student/README.md").read_text()
+    (package,) = re.findall(r"pip install \./(\S+) jupyterlab", text)
+    assert (course / "student" / package).read_bytes() == b"a package"
 
 
 def test_instructors_get_every_solution(course: Path) -> None:
@@ -295,6 +304,8 @@ def test_zip_holds_the_course(course: Path) -> None:
         "LICENSE",
         "LICENSE-TEXT",
         f"student/{ONE}.ipynb",
+        "student/README.md",
+        "student/pfl_lite-0-py3-none-any.whl",
         f"instructor/{ONE}.ipynb",
         f"slides/{ONE}.html",
         "grading/nbgrader_config.py",

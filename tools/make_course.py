@@ -162,17 +162,35 @@ READ_FIRST = """# A course on personalized federated learning
 | `instructor/` | teachers | the same notebooks with solutions, and answers to the exam questions |
 | `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
 
-Hand out `student/` and `slides/`, not this whole folder.
-
-The notebooks import `pfl_lite`. In a clone of the book's repository `make environment` makes an environment that has it, with
-JupyterLab and nbgrader in `.venv/bin`; the chapter *Teaching with this book* says how submissions are graded.
+Hand out `student/` and `slides/`, not this whole folder. `student/README.md` says what students install, and that they need
+nothing else. You need nbgrader too: `make environment` in a clone of the book's repository makes an environment that has it; the
+page *Teaching with this book* says how submissions are graded.
 
 Text is under CC BY 4.0 (`LICENSE-TEXT`), code under BSD-3-Clause (`LICENSE`).
 """
 
 
-def make(book: Path, output: Path, names: list[str]) -> None:
-    """Write everything for the named chapters into `output`, replacing what is there."""
+INSTALL = """# Notebooks about personalized federated learning
+
+You need Python 3.11 or newer. In this folder:
+
+```bash
+python3 -m venv .venv
+.venv/bin/pip install {package} jupyterlab
+.venv/bin/jupyter lab
+```
+
+(On Windows: `py -m venv .venv`, and `.venv\\Scripts` in the place of `.venv/bin`.) The data of the notebooks comes with the
+package: after this no network is needed, and no graphics card. On Linux the usual torch brings 3 GB of libraries for NVIDIA
+cards, 5 GB in all; without such a card, install the CPU build of torch and torchvision first, as PyTorch's own page says, and
+it is less than 2 GB.
+
+A cell that is not answered yet raises `NotImplementedError`; *Run all* goes on behind it.
+"""
+
+
+def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None:
+    """Write everything for the named chapters into `output`, replacing what is there; with the package as a wheel, if given."""
     writer = Writer(book)
     known = [chapter.name for chapter in writer.chapters]
     if unknown := [name for name in names if name not in known]:
@@ -199,6 +217,8 @@ def make(book: Path, output: Path, names: list[str]) -> None:
     for licence in ("LICENSE", "LICENSE-TEXT"):
         shutil.copy(ROOT / licence, output)
     (output / "README.md").write_text(READ_FIRST, encoding="utf-8")
+    package = "pfl-lite" if wheel is None else f"./{Path(shutil.copy(wheel, student)).name}"
+    (student / "README.md").write_text(INSTALL.format(package=package), encoding="utf-8")
     archive = output / "pfl-course.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(output.rglob("*")):
@@ -213,8 +233,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="chapters, without .ipynb (default: all)")
     parser.add_argument("--book", type=Path, default=ROOT / "book", help="folder of the chapters")
     parser.add_argument("--output", type=Path, default=ROOT / "_build" / "course", help="folder to write")
+    parser.add_argument("--wheel", type=Path, help="the package, for students to install")
     arguments = parser.parse_args()
-    make(arguments.book, arguments.output.resolve(), arguments.names)
+    make(arguments.book, arguments.output.resolve(), arguments.names, arguments.wheel)
     return 0
 
 
