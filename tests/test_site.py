@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -136,6 +137,31 @@ def repository_at(folder: Path, address: str | None) -> Path:
     if address:
         subprocess.run(["git", "-C", str(folder), "remote", "add", "origin", address], check=True)
     return folder
+
+
+def test_the_reference_links_to_the_chapters_that_docstrings_name(
+    site: Path, pages: dict[Path, BeautifulSoup]
+) -> None:
+    entry = pages[site / "api.html"].find(id="pfl_lite.methods.pfedmb.PFedMB")
+    assert isinstance(entry, Tag) and isinstance(entry.parent, Tag)
+    ends = {str(link["href"]) for link in entry.parent.find_all("a", href=True)}
+    assert {"pfedmb.html", "reproducing-pfedmb.html"} <= ends
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Chapter: *Notation*.", "Chapter: :doc:`Notation </notation>`."),
+        ("a *share matrix*, `a*b` and *args, **more", r"a *share matrix*, ``a*b`` and \*args, \*\*more"),
+        ("2 * B * C of x_ and x_i", r"2 \* B \* C of x\_ and x_i"),
+    ],
+)
+def test_docstrings_are_text_with_emphasis_and_titles(
+    monkeypatch: pytest.MonkeyPatch, line: str, text: str
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = importlib.import_module("plain_docstrings")
+    assert tool.plain(line, tool.titles(ROOT / "book")) == text
 
 
 @pytest.mark.parametrize("address", [None, "/srv/git/pfl.git", "https://git.example.org/a/b.git"])

@@ -182,8 +182,8 @@ python3 -m venv .venv
 
 (On Windows: `py -m venv .venv`, and `.venv\\Scripts` in the place of `.venv/bin`.) The data of the notebooks comes with the
 package: after this no network is needed, and no graphics card. On Linux the usual torch brings 3 GB of libraries for NVIDIA
-cards, 5 GB in all; without such a card, install the CPU build of torch and torchvision first, as PyTorch's own page says, and
-it is less than 2 GB.
+cards, almost 6 GB in all; without such a card, install the CPU build of torch and torchvision first, as PyTorch's own page
+says, and it is less than 2 GB.
 
 A cell that is not answered yet raises `NotImplementedError`; *Run all* goes on behind it.
 """
