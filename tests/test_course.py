@@ -114,6 +114,9 @@ def test_editions_hold_no_directive_of_the_book(text_tools: ModuleType) -> None:
     assert writer.plain("see {eq}`eq-om-fedper` in [one](one-model-or-many)") == (
         "see (3.3) in [one](one-model-or-many.ipynb)"
     )
+    assert writer.plain(
+        "{doc}`the method <pfedmb>`, {doc}`clusters`, {doc}`notation`, {doc}`words <teaching>`"
+    ) == ("[the method](pfedmb.ipynb), [Clusters](clusters.ipynb), *Notation* of the book, words")
 
 
 @pytest.mark.parametrize(

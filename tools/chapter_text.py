@@ -102,6 +102,9 @@ class Writer:
         """Read the labels, titles and references of the book in this folder."""
         self.chapters = chapters(book)
         self.titles = {chapter.name: chapter.title for chapter in self.chapters}
+        self.pages = {
+            path.stem: page_title(path) for path in book.glob("*.md")
+        }  # those that are no notebooks
         self.labels: dict[str, str] = {}
         for chapter in self.chapters:
             self._number(chapter)
@@ -196,9 +199,12 @@ class Writer:
             if role == "cite:t":
                 return " and ".join(f"{names} ({year})" for names, year in cited)
             return "(" + "; ".join(f"{names}, {year}" for names, year in cited) + ")"
+        named = re.fullmatch(r"(.+) <(.+)>", target)
         if role == "doc":
-            return f"[{self.titles[target]}]({target}.ipynb)" if target in self.titles else target
-        if named := re.fullmatch(r"(.+) <(.+)>", target):
+            page = named[2] if named else target
+            words = named[1] if named else self.titles.get(page) or f"*{self.pages[page]}* of the book"
+            return f"[{words}]({page}.ipynb)" if page in self.titles else words
+        if named:
             return (
                 f"{named[1]} ({self.labels[named[2]]})"
                 if role != "ref" or named[2].startswith("ex-")
@@ -208,6 +214,11 @@ class Writer:
 
     def _link(self, found: re.Match[str]) -> str:
         return f"[{found[1]}]({found[2]}.ipynb)" if found[2] in self.titles else found[1]
+
+
+def page_title(path: Path) -> str:
+    """The title of a page in Markdown: its first heading."""
+    return next(line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
 
 
 def quoted(text: str) -> str:
