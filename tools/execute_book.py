@@ -53,7 +53,7 @@ def execute(chapter: Path, timeout: int) -> Outcome:
         return Outcome(chapter, time.perf_counter() - started, f"cell {at + 1}: {reason}")
     # Kernels describe the Python that happened to run; the chapter itself only needs a Python 3.
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook.metadata["language_info"] = {"name": "python"}
+    notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py"}
     unfinished = chapter.with_suffix(".part")
     nbformat.write(notebook, unfinished)
     os.replace(unfinished, chapter)
