@@ -585,7 +585,12 @@ def parse(spec: str) -> Partitioner:
     Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of
     range.
     """
-    name, *fields = str(spec).strip().split(":")
+    if not isinstance(spec, str):
+        raise InputError(
+            f"a partition is written as text, e.g. 'dirichlet:0.4', not {type(spec).__name__}: for clients of your own "
+            "use Federation.build(images, [ClientIndices(train, val, test), ...])"
+        )
+    name, *fields = spec.strip().split(":")
     if name not in PARTITIONERS:
         raise unknown("partition", name, PARTITIONERS)
     return PARTITIONERS[name].from_fields(fields)
