@@ -38,7 +38,8 @@ class RunConfig:
     data: str = "digits"
     """Data set (`pfl-lite datasets`)."""
     model: str = "auto"
-    """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise."""
+    """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise; of a federation
+    given, LeNet-5 for its 32x32 images, small_cnn for others, mlp for those below 4x4."""
     partition: str = "dirichlet:0.4"
     """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA,
     pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K."""
@@ -138,8 +139,8 @@ class RunConfig:
         """How the run is computed."""
         return Computing(**{f.name: getattr(self, f.name) for f in fields(Computing)})
 
-    def resolved(self) -> RunConfig:
-        """The same run with every `auto` replaced by what it means here."""
+    def resolved(self, size: int | None = None) -> RunConfig:
+        """The same run with every `auto` replaced by what it means here, for images of a `size` if that is given already."""
         from pfl_lite.models import auto_network
 
         device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -147,7 +148,7 @@ class RunConfig:
         for name in ("clients_per_batch", "convolution"):
             if engine == "loop" and getattr(self, name) != getattr(Computing, name):
                 raise InputError(f"{name} belongs to the engine vmap: leave it out, or use --engine vmap")
-        return replace(self, device=device, engine=engine, model=auto_network(self.model, self.data))
+        return replace(self, device=device, engine=engine, model=auto_network(self.model, self.data, size))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the method's name under `name` and its hyper-parameters beside it."""
