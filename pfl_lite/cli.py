@@ -72,7 +72,7 @@ Partition = Annotated[
     str,
     typer.Option(
         help="iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA, "
-        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K"
+        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K; or a file of `pfl-lite partition --out FILE.npz`"
     ),
 ]
 Split = Annotated[
@@ -222,7 +222,7 @@ def partition(
         Path | None,
         typer.Option(
             help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client "
-            "sees other labels, and group where the partition makes groups"
+            "sees other labels, group where the partition makes groups, and images, how many there are for training and testing"
         ),
     ] = None,
     plot: Annotated[
@@ -235,7 +235,8 @@ def partition(
 
     Labels are counted as each client sees them. In the file, relabel/i is the label under which client i sees
     each class (only where that changes anything), and group the true group of every client. With --split fedem
-    all three index the training images followed by the test images.
+    all three index the training images followed by the test images. `pfl-lite run --partition FILE.npz` has the
+    same clients again.
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
@@ -262,7 +263,7 @@ def partition(
         ]
     )
     if out is not None:
-        save_partition(out, indices)
+        save_partition(out, indices, images)
         typer.echo(f"wrote {out}")
     if plot is not None:
         from pfl_lite.plots import plot_partition

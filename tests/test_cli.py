@@ -146,7 +146,8 @@ def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None
     result = call("partition", "--clients", 4, "--partition", "classes:3", "--out", out, "--plot", plot)
     assert result.exit_code == 0 and "label distance" in result.output and plot.stat().st_size > 5_000
     with np.load(out) as file:
-        assert set(file.files) == {f"{split}/{i}" for split in ("train", "val", "test") for i in range(4)}
+        indices = {f"{split}/{i}" for split in ("train", "val", "test") for i in range(4)}
+        assert set(file.files) == {*indices, "images"} and file["images"].tolist() == [1438, 359]
         rows = np.concatenate([file[f"{split}/{i}"] for split in ("train", "val") for i in range(4)])
     assert len(rows) == len(set(rows.tolist()))
 
@@ -156,7 +157,7 @@ def test_each_client_may_cut_its_own_images(tmp_path: Path) -> None:
     few = ["--data", "digits:0.5", "--partition", "groups:3:0.4", "--clients", 4, "--split", "fedem"]
     assert call("partition", *few, "--out", parts).exit_code == 0
     with np.load(parts) as file:
-        rows = np.concatenate([file[name] for name in file.files])
+        rows = np.concatenate([file[name] for name in file.files if "/" in name])
     assert np.array_equal(np.sort(rows), np.arange(898))  # half of 1438 + 359
     result = call("run", "fedavg", *few, "--rounds", 1, "--val-fraction", 0.25, "--out", out)
     assert result.exit_code == 0, result.output
@@ -176,7 +177,7 @@ def test_partition_writes_groups_and_relabelling_where_there_are_any(tmp_path: P
     assert "groups                       2  (of 2 clients, known beforehand)" in result.output
     with np.load(out) as file:
         assert {name for name in file.files if "/" not in name or name.startswith("relabel")} == {
-            *("group", "relabel/2", "relabel/3")
+            *("group", "images", "relabel/2", "relabel/3")
         }
         assert file["group"].tolist() == [0, 0, 1, 1]
         assert file["relabel/3"].tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
@@ -368,3 +369,33 @@ def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> No
         result.exit_code == 2
         and "typo is no folder: --ledger (or PFL_LITE_RESULTS) names one" in result.stderr
     )
+
+
+def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
+    parts, spec = tmp_path / "parts.npz", ["--data", "digits:0.3", "--clients", 4]
+    assert call("partition", *spec, "--partition", "concept:2", "--seed", 5, "--out", parts).exit_code == 0
+    common = ["run", "fedavg", *spec, "--rounds", 1, "--model", "linear", "--seed", 5]
+    outs = [tmp_path / f"{name}.json" for name in ("recipe", "file")]
+    for given, out in zip(("concept:2", parts), outs, strict=True):
+        assert call(*common, "--partition", given, "--out", out).exit_code == 0
+    recipe, file = (json.loads(out.read_text()) for out in outs)
+    assert recipe["final"] == file["final"]
+    pinned = file["config"]["partition"]
+    assert pinned.startswith(f"{parts}#") and call(*common, "--partition", pinned).exit_code == 0
+
+    kept = tmp_path / "run.pt"
+    assert call(*common, "--partition", parts, "--checkpoint", kept).exit_code == 0
+    assert call("partition", *spec, "--seed", 6, "--out", parts).exit_code == 0
+    for given, words in (
+        (["--partition", parts, "--checkpoint", kept], "it differs in partition"),
+        (["--partition", pinned], "is not the file that it was"),
+        (["--partition", parts, "--clients", 5], "over 4 clients, not 5: ask for 4"),
+        (
+            ["--partition", parts, "--data", "digits"],
+            "of 432 training and 107 test images, not of 1438 and 359",
+        ),
+        (["--partition", parts, "--split", "fedem"], "and the split that it was made of"),
+        (["--partition", tmp_path / "other.npz"], "cannot be read (No such file or directory)"),
+    ):
+        result = call(*common, *given)
+        assert result.exit_code == 2 and words in result.stderr, result.output

@@ -11,11 +11,13 @@ import pytest
 import torch
 from toy import FAST, five_clients, same, train
 
+from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation, finite, load_model
+from pfl_lite.engine.rounds import Simulation, finite, load_model, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedProx
+from pfl_lite.models import make_network
 
 
 @pytest.fixture(scope="module")
@@ -418,3 +420,27 @@ def test_an_unfinished_run_can_be_reported_and_has_no_stale_tuned_models(federat
     tuned = sim.scored_models()
     sim.step()
     assert not same(sim.scored_models(), tuned, 1e-9) and same(sim.scored_models(), sim.personal_models(), 0)
+
+
+def test_a_federation_given_says_what_the_run_is_of() -> None:
+    given = make_federation("digits", "iid", 6, 0, size=4, dtype=torch.float64)
+    sim = run("fedavg", federation=replace(given, name="mine"), rounds=1)
+    config = sim.config
+    assert (config.data, config.clients, config.dtype, config.model) == ("mine", 6, "float64", "small_cnn")
+    with pytest.raises(InputError, match="has clients 6, but the run asks for clients 10"):
+        run("fedavg", federation=given, clients=10)
+    with pytest.raises(InputError, match="has dtype float64, but the run asks for dtype float32"):
+        run("fedavg", federation=given, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "network"),
+    [
+        ("digits", None, "small_cnn"), ("digits", 32, "small_cnn"), ("cifar10", None, "lenet"), ("cifar10", 32, "lenet"),
+        ("mine", 32, "lenet"), ("mine", 28, "small_cnn"), ("mine", 4, "small_cnn"), ("mine", 3, "mlp"), ("mine", 1, "mlp"),
+    ],
+)  # fmt: skip
+def test_auto_is_a_network_that_fits_the_images(data: str, size: int | None, network: str) -> None:
+    assert make_config("fedavg", data=data).resolved(size).model == network
+    if size is not None:
+        make_network(network, 1, size, 10).init(0)

@@ -257,3 +257,45 @@ def test_what_cannot_be_built() -> None:
     for client in (([60], [], []), ([0], [-1], []), ([0], [], [30])):
         with pytest.raises(InputError, match=r"client 1 has \w+ indices outside"):
             Federation.build(data, clients_of(([0], [], [0]), client))
+
+
+ROWS = np.arange(10)
+MASK = np.arange(60) < 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"train": MASK}, r"client 1 has a mask as train indices: np.flatnonzero\(mask\)"),
+        ({"test": MASK[:30].tolist()}, "client 1 has a mask as test indices"),
+        ({"train": ROWS / 1}, r"whole numbers \[n\] as train indices, .* not float64 \[10\]"),
+        ({"val": ROWS.reshape(2, 5) + 20}, r"as val indices, .* not int64 \[2, 5\]"),
+        ({"test": 3}, r"as test indices, .* not int64 \[\]"),
+        ({"train": [60]}, r"train indices outside 0\.\.59"),
+        ({"val": [9, 10]}, "client 1 has image 9 in both train and val"),
+    ],
+)
+def test_indices_that_are_none_are_refused(changed: dict[str, object], words: str) -> None:
+    client = replace(clients_of(([*ROWS], [20], [0]))[0], **changed)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=words):
+        Federation.build(pictures(), [*clients_of(([0], [], [0])), client])
+
+
+def test_indices_may_be_lists_and_test_images_are_other_images() -> None:
+    client = ClientIndices(train=[4, 2], val=[], test=(4, 2))  # type: ignore[arg-type]
+    federation = Federation.build(pictures(), [client])
+    assert [federation.train[0].tolist(), federation.val[0].tolist(), federation.test[0].tolist()] == [
+        *([4, 2], [], [4, 2])
+    ]
+    assert federation.val[0].dtype == torch.int64
+    with pytest.raises(InputError, match="client 0 has image 2 in both train and test"):
+        Federation.build(pictures().merge(), [client])
+
+
+def test_what_is_no_partition_or_data_set_says_what_would_be() -> None:
+    with pytest.raises(InputError, match=r"not list: .* Federation.build\(images, \[ClientIndices"):
+        make_federation(pictures(), [ROWS, ROWS + 10], 2, 0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"'digits', or Images\(...\) of your own, not ndarray"):
+        make_federation(pictures().train_images, "iid", 2, 0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"client 0 must be ClientIndices\(train=..., .* not ndarray"):
+        Federation.build(pictures(), [ROWS])  # type: ignore[list-item]

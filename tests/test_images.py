@@ -12,6 +12,7 @@ import pickle
 import shutil
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import torchvision.datasets as tv
 
 from pfl_lite.data import glyphs, images
-from pfl_lite.data.images import data_folder, datasets, load
+from pfl_lite.data.images import Card, Images, data_folder, datasets, load
 from pfl_lite.data.partition import partition
 from pfl_lite.errors import InputError
 
@@ -409,7 +410,7 @@ def test_a_part_of_a_data_set(folder: Path) -> None:
 
 
 def test_a_tenth_of_emnist_has_the_papers_size() -> None:
-    card = datasets()["emnist"]
+    card = replace(datasets()["emnist"], size=1)
     pixels = {split: np.zeros((n, 1, 1), np.uint8) for split, n in (("train", 697_932), ("test", 116_323))}
     labels = {split: np.zeros(len(array), int) for split, array in pixels.items()}
     whole = images.Images("emnist", pixels["train"], labels["train"], pixels["test"], labels["test"], card)
@@ -550,3 +551,91 @@ def test_cards() -> None:
     assert cards["femnist"].extent == "805,263, cut when they are read"
     with pytest.raises(InputError, match="did you mean cifar10"):
         load("cifar1O")
+
+
+# --- images of one's own ---
+
+LABELS = {"train_labels": np.arange(30) % 3, "test_labels": np.arange(12) % 3}
+
+
+def own(shape: tuple[int, ...] = (8, 8), card: dict[str, object] | None = None, **changed: object) -> Images:
+    """Images of three classes with the shortest of cards, something changed."""
+    rng = np.random.default_rng(0)
+    pixels = {
+        f"{split}_images": rng.integers(0, 256, (n, *shape), dtype=np.uint8)
+        for split, n in (("train", 30), ("test", 12))
+    }
+    about = {"name": "mine", "classes": ("a", "b", "c")} | (card or {})
+    return Images(name="mine", card=Card(**about), **(pixels | LABELS | changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((8, 8), 1), ((8, 8, 3), 3)])
+def test_a_short_card_is_filled_in(shape: tuple[int, ...], channels: int) -> None:
+    mine = own(shape)
+    card, pixels = mine.card, mine.train_images.reshape(-1, channels) / 255
+    assert (card.title, card.size, card.channels) == ("mine", 8, channels)
+    assert (card.train_size, card.test_size) == (30, 12)
+    assert card.mean == pytest.approx(pixels.mean(axis=0)) and card.std == pytest.approx(pixels.std(axis=0))
+    assert mine.merge().card == card  # the sizes stay those of the two parts
+    assert own(shape, {"std": (0.5,) * channels}).card.mean == card.mean
+    kept = Card(
+        name="mine", classes=("a", "b", "c"), title="T", size=8, channels=1, train_size=7, mean=(0,), std=(1,)
+    )
+    assert replace(own(), card=kept).card == kept
+
+
+def test_labels_may_be_a_list_or_small_numbers() -> None:
+    mine = own(
+        train_labels=(LABELS["train_labels"]).tolist(), test_labels=LABELS["test_labels"].astype(np.uint8)
+    )
+    assert mine.train_labels.dtype == mine.test_labels.dtype == np.int64
+    assert np.array_equal(mine.train_labels, LABELS["train_labels"])
+    none = own(test_images=np.zeros((0, 8, 8), np.uint8), test_labels=np.zeros(0, np.int64))
+    assert len(none.test_labels) == 0 and none.merge().card.test_size == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"train_images": np.zeros((30, 8, 8))}, r"uint8, .* not float64: np.rint\(255 \* images\)"),
+        ({"test_images": np.zeros((12, 8, 8), np.float32)}, "test_images of 'mine' must be uint8"),
+        ({"train_images": np.zeros((30, 8, 8), np.int64)}, r"not int64: images.astype\(np.uint8\)"),
+        ({"train_images": np.zeros((30, 8, 12), np.uint8)}, r"square, .* not \[30, 8, 12\]: cut or pad"),
+        ({"train_images": np.zeros((30, 64), np.uint8)}, r"square, .* not \[30, 64\]"),
+        ({"train_images": np.zeros((30, 1, 8, 8), np.uint8)}, r"np.moveaxis\(images, 1, -1\)"),
+        ({"test_images": np.zeros((12, 7, 7), np.uint8)}, "have size 7, but their card says size=8"),
+        (
+            {"test_images": np.zeros((12, 8, 8, 3), np.uint8)},
+            "have channels 3, but their card says channels=1",
+        ),
+        ({"card": {"size": 28}}, "train_images of 'mine' have size 8, but their card says size=28"),
+        ({"card": {"channels": 3}}, "have channels 1, but their card says channels=3"),
+        ({"card": {"mean": 0.3}}, r"mean .* one number a channel \(1\), e.g. mean=\(0.3,\), not 0.3"),
+        ({"card": {"std": (0.3, 0.3, 0.3)}}, "std .* one number a channel"),
+        ({"card": {"mean": (77.9,)}}, r"mean .* in \[0, 1\], that of images / 255"),
+        ({"card": {"mean": (float("nan"),)}}, "mean .* in"),
+        ({"card": {"std": (0,)}}, "std .* above 0"),
+        ({"card": {"std": (float("nan"),)}}, "std .* above 0"),
+        ({"card": {"std": (float("inf"),)}}, "std .* above 0"),
+        ({"train_images": np.zeros((30, 8, 8), np.uint8)}, "std .* above 0"),  # all of one shade
+        ({"card": {"classes": 3}}, "must name its classes"),
+        ({"card": {"classes": ()}}, "must name its classes"),
+        ({"card": {"classes": "abc"}}, "must name its classes"),
+        ({"train_labels": LABELS["train_labels"][:20]}, "there are 30 images, but 20 train_labels"),
+        ({"test_labels": LABELS["train_labels"]}, "there are 12 images, but 30 test_labels"),
+        ({"train_labels": LABELS["train_labels"] + 1}, r"0\.\.2, .* 3 classes, not 1\.\.3"),
+        ({"test_labels": LABELS["test_labels"] - 1}, r"0\.\.2, .* not -1\.\.1"),
+        ({"train_labels": LABELS["train_labels"] / 1}, "whole numbers .* not float64 .* np.int64"),
+        ({"train_labels": np.eye(3, dtype=int)[LABELS["train_labels"]]}, r"argmax\(axis=1\)"),
+        ({"train_writers": LABELS["train_labels"] - 1}, "train_writers of 'mine' must be 0 or more"),
+        ({"train_writers": LABELS["test_labels"]}, "30 images, but 12 train_writers"),
+        (
+            {"train_images": np.zeros((0, 8, 8), np.uint8), "train_labels": np.zeros(0, int)},
+            "at least one training image",
+        ),
+    ],
+)
+def test_images_that_are_wrong_are_refused_in_one_sentence(changed: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as raised:
+        own(**changed)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_lite.data import partition as parts
-from pfl_lite.data.images import datasets
+from pfl_lite.data.images import datasets, load
 from pfl_lite.data.partition import (
     ClientIndices,
     apportion,
@@ -799,3 +799,31 @@ def test_needs_numpy_only() -> None:
         "print([m for m in ('torch', 'torchvision', 'sklearn', 'matplotlib', 'pandas') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("spec", ["dirichlet:0.4", "concept:2"])
+def test_a_saved_partition_comes_back_bit_for_bit(spec: str, tmp_path: Path) -> None:
+    path, images = tmp_path / "clients.npz", load("digits:0.3")
+    clients = parts.partition(images, spec, 5, 3)
+    parts.save_partition(path, clients, images)
+    again = parts.partition(images, str(path), 5, seed=9, val_fraction=0.5)
+    assert len(again) == 5
+    for a, b in zip(clients, again, strict=True):
+        for name in (*SPLITS, "relabel"):
+            one, other = getattr(a, name), getattr(b, name)
+            assert (one is None and other is None) or (
+                one.dtype == other.dtype and np.array_equal(one, other)
+            )
+        assert a.group == b.group and type(a.group) is type(b.group)
+    assert parts.relabels(str(path), 5, 10) is parts.relabels(spec, 5, 10) is (spec == "concept:2")
+    assert parts.pinned(spec) == spec and parts.pinned(parts.pinned(str(path))) == parts.pinned(str(path))
+    parts.save_partition(path, clients)  # without the data set: an older file
+    assert len(parts.load_partition(str(path), 5, load("digits"))) == 5
+
+
+@pytest.mark.parametrize("arrays", [None, {"x": np.zeros(3)}, {"train/0": np.zeros(3, int)}])
+def test_a_file_that_is_no_partition_is_refused(arrays: dict[str, np.ndarray] | None, tmp_path: Path) -> None:
+    path = tmp_path / "clients.npz"
+    path.write_bytes(b"PK none") if arrays is None else np.savez(path, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="holds no partition: name a file that"):
+        parts.load_partition(str(path))

@@ -57,22 +57,19 @@ class Federation:
         """Put a data set and the clients' indices on a device, images resized (bilinear) to `size` x `size`
         if given, and labels as each client sees them.
 
-        Raises InputError for no clients, a size below 1, indices outside the data set, and for clients that
-        relabel with other than [classes] labels of the data set or share an image all the same.
+        Raises InputError for no clients, a size below 1, indices that are not whole numbers or outside the data
+        set, a client that is tested or validated on images that it trains on, and for clients that relabel with
+        other than [classes] labels of the data set or share an image all the same.
         """
         if not clients:
             raise InputError("a federation needs at least one client")
         if size is not None and size < 1:
             raise InputError(f"the image size must be at least 1 pixel, not {size}")
 
+        clients = [_checked(i, client, images) for i, client in enumerate(clients)]
+
         def indices_of(split: str) -> list[Tensor]:
-            n = len(images.test_labels if split == "test" else images.train_labels)
-            parts = [getattr(client, split) for client in clients]
-            for i, part in enumerate(parts):
-                if len(part) and not 0 <= part.min() <= part.max() < n:
-                    raise InputError(
-                        f"client {i} has {split} indices outside 0..{n - 1}, those of '{images.name}'"
-                    )
+            parts = (getattr(client, split) for client in clients)
             return [torch.as_tensor(part, dtype=torch.int64, device=device) for part in parts]
 
         train, val, test = (indices_of(split) for split in ("train", "val", "test"))
@@ -209,9 +206,44 @@ def make_federation(
     them, deals out all, and cuts every client's own images 80 : 20 into training and test images (Marfoq et al.,
     2021). Raises InputError as the three steps do.
     """
+    if not isinstance(data, str | Images):
+        raise InputError(
+            f"a data set is a name, e.g. 'digits', or Images(...) of your own, not {type(data).__name__}"
+        )
     images = (load(data) if isinstance(data, str) else data).with_split(split)
     indices = partitions.partition(images, partition, clients, seed, val_fraction)
     return Federation.build(images, indices, size=size, dtype=dtype, device=device)
+
+
+def _checked(i: int, client: ClientIndices, images: Images) -> ClientIndices:
+    """Client `i` with indices as int64 arrays; raises InputError where they cannot be indices of the images."""
+    if not isinstance(client, ClientIndices):
+        raise InputError(
+            f"client {i} must be ClientIndices(train=..., val=..., test=...), not {type(client).__name__}"
+        )
+    parts: dict[str, Any] = {}
+    for split in ("train", "val", "test"):
+        part = np.asarray(getattr(client, split))
+        if part.dtype == bool:
+            raise InputError(
+                f"client {i} has a mask as {split} indices: np.flatnonzero(mask) makes indices of it"
+            )
+        if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+            raise InputError(
+                f"client {i} must have whole numbers [n] as {split} indices, positions of images from 0 on, "
+                f"not {part.dtype} {list(part.shape)}"
+            )
+        n = len(images.test_labels if split == "test" else images.train_labels)
+        if len(part) and not 0 <= part.min() <= part.max() < n:
+            raise InputError(f"client {i} has {split} indices outside 0..{n - 1}, those of '{images.name}'")
+        parts[split] = part.astype(np.int64, copy=False)
+    # test images are other images than these, unless all are one pool
+    for split in ("val", "test") if images.merged else ("val",):
+        if len(both := np.intersect1d(parts["train"], parts[split])):
+            raise InputError(
+                f"client {i} has image {both[0]} in both train and {split}: leave it out of one of them"
+            )
+    return replace(client, **parts)
 
 
 def _as_seen(

@@ -29,27 +29,30 @@ SPLITS = ("published", "fedem")
 DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """What a data set is, where it comes from and how its pixels are scaled.
 
     `size` is the side of the square images in pixels; `mean` and `std` are per channel, for pixels scaled to
     [0, 1]; `writers` is the number of people who wrote the images, 0 where the data set does not tell them
     apart. `test_size` 0 means that the images are cut into training and test images when they are read.
+
+    A card of your own needs a name and the names of the classes: what else `Images` can tell, it fills in
+    (`title`, sizes, `channels`, and `mean` and `std` of the training images).
     """
 
     name: str
-    title: str
-    source: str
-    licence: str
+    title: str = ""
+    source: str = ""
+    licence: str = ""
     classes: tuple[str, ...]
-    size: int
-    channels: int
-    train_size: int
-    test_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    how_to_get: str
+    size: int = 0
+    channels: int = 0
+    train_size: int = 0
+    test_size: int = 0
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    how_to_get: str = ""
     note: str = ""
     writers: int = 0
 
@@ -67,7 +70,12 @@ class Images:
     """A data set in memory: uint8 images [n, H, W] (grey) or [n, H, W, 3] (colour), int64 labels [n].
 
     `train_writers` and `test_writers` (int64 [n]) say who wrote an image, where the data set knows it. Where the
-    images are `merged`, the training images are all images, and the test images are the same arrays.
+    images are `merged`, the training images are all images, and the test images are the same arrays. What can be
+    told from the arrays and is not on the card is filled in there.
+
+    Raises:
+        InputError: images that are not uint8 or not of the card's size and channels, other than one label an image,
+            a label that is no class of the card, or a mean and deviation that are not those of pixels in [0, 1].
     """
 
     name: str
@@ -79,6 +87,26 @@ class Images:
     train_writers: np.ndarray | None = None
     test_writers: np.ndarray | None = None
     merged: bool = False
+
+    def __post_init__(self) -> None:
+        classes = self.card.classes
+        if not isinstance(classes, tuple | list) or not classes:
+            raise InputError(f"the card of '{self.name}' must name its classes, e.g. classes=('cat', 'dog')")
+        for split in ("train", "test"):
+            images = _pixels(f"{split}_images of '{self.name}'", getattr(self, f"{split}_images"))
+            self._set(f"{split}_images", images)
+            for part, kinds in (("labels", len(classes)), ("writers", None)):
+                if part == "labels" or getattr(self, f"{split}_{part}") is not None:
+                    what, given = f"{split}_{part} of '{self.name}'", getattr(self, f"{split}_{part}")
+                    self._set(f"{split}_{part}", _numbers(what, given, len(images), kinds))
+        if not len(self.train_labels):
+            raise InputError(f"'{self.name}' needs at least one training image")
+        self._set("card", _filled(self.card, self.train_images, len(self.test_images)))
+        for split in ("train", "test"):
+            _check_card(f"{split}_images of '{self.name}'", getattr(self, f"{split}_images"), self.card)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the one way into a frozen dataclass
 
     def merge(self) -> Images:
         """The data set as one pool, test images after training images: every client cuts its own images instead."""
@@ -98,6 +126,88 @@ class Images:
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         return self.merge() if split == "fedem" else self
+
+
+def _pixels(what: str, images: ArrayLike) -> np.ndarray:
+    """Images as a uint8 array [n, H, H] or [n, H, H, C]; raises InputError for anything else."""
+    array = np.asarray(images)
+    if array.dtype != np.uint8:
+        whole = array.dtype.kind in "iu"
+        raise InputError(
+            f"{what} must be uint8, from 0 to 255, not {array.dtype}: "
+            + ("images.astype(np.uint8)" if whole else "np.rint(255 * images).astype(np.uint8)")
+            + f" makes them of {'whole numbers in 0..255' if whole else 'numbers in [0, 1]'}"
+        )
+    if array.ndim not in (3, 4) or array.shape[1] != array.shape[2] or not array.shape[1]:
+        first = array.ndim == 4 and array.shape[2] == array.shape[3]
+        raise InputError(
+            f"{what} must be square, [n, H, H] in grey or [n, H, H, 3] in colour, not {list(array.shape)}: "
+            + ("np.moveaxis(images, 1, -1) puts channels last" if first else "cut or pad them to squares")
+        )
+    return array
+
+
+def _numbers(what: str, numbers: ArrayLike, n: int, kinds: int | None) -> np.ndarray:
+    """One number below `kinds` (None: any) an image as int64 [n]; raises InputError for anything else."""
+    array = np.asarray(numbers)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(
+            f"{what} must be whole numbers [n], one an image, not {array.dtype} {list(array.shape)}: "
+            + ("argmax(axis=1) makes them of one-hot rows" if array.ndim == 2 else "give them as np.int64")
+        )
+    if len(array) != n:
+        raise InputError(
+            f"{what} must be one an image: there are {n} images, but {len(array)} {what.split()[0]}"
+        )
+    if n and (array.min() < 0 or (kinds is not None and array.max() >= kinds)):
+        wanted = "0 or more" if kinds is None else f"0..{kinds - 1}, numbers of the card's {kinds} classes"
+        raise InputError(f"{what} must be {wanted}, not {array.min()}..{array.max()}")
+    return array.astype(np.int64, copy=False)
+
+
+def _channels(images: np.ndarray) -> int:
+    return 1 if images.ndim == 3 else images.shape[3]
+
+
+def _filled(card: Card, images: np.ndarray, test_size: int) -> Card:
+    """The card with what it leaves out and training images [n, H, H] or [n, H, H, C] tell."""
+    told: dict[str, Any] = {
+        "title": card.title or card.name,
+        "size": card.size or images.shape[1],
+        "channels": card.channels or _channels(images),
+    }
+    if not card.train_size:
+        told |= {"train_size": len(images), "test_size": test_size}
+    layers = images.reshape(-1, _channels(images))  # [n H H, C], a view
+    for name, measure in (("mean", np.mean), ("std", np.std)):
+        if not np.size(getattr(card, name)):
+            told[name] = tuple(float(measure(layer)) / 255 for layer in layers.T)
+    return replace(card, **told)
+
+
+def _check_card(what: str, images: np.ndarray, card: Card) -> None:
+    """Raise an InputError unless images [n, H, H] or [n, H, H, C] are what their card says."""
+    for name, found in (("size", images.shape[1]), ("channels", _channels(images))):
+        if getattr(card, name) != found:
+            raise InputError(
+                f"{what} have {name} {found}, but their card says {name}={getattr(card, name)}: "
+                "correct the card, or leave that out of it"
+            )
+    for name in ("mean", "std"):
+        value = getattr(card, name)
+        if np.shape(value) != (card.channels,):
+            raise InputError(
+                f"the {name} of card '{card.name}' must be a tuple with one number a channel ({card.channels}), "
+                f"e.g. {name}={(0.3,) * card.channels}, not {value}"
+            )
+    if not all(0 <= number <= 1 for number in card.mean):
+        raise InputError(
+            f"the mean of card '{card.name}' must be in [0, 1], that of images / 255, not {card.mean}"
+        )
+    if not all(0 < number < math.inf for number in card.std):
+        raise InputError(
+            f"the std of card '{card.name}' must be above 0, that of images / 255, not {card.std}"
+        )
 
 
 _EMBEDDED = "Nothing to do: it is made on this machine, without a network."

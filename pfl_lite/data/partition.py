@@ -16,9 +16,11 @@ only.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -585,7 +587,12 @@ def parse(spec: str) -> Partitioner:
     Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of
     range.
     """
-    name, *fields = str(spec).strip().split(":")
+    if not isinstance(spec, str):
+        raise InputError(
+            f"a partition is written as text, e.g. 'dirichlet:0.4', not {type(spec).__name__}: for clients of your own "
+            "use Federation.build(images, [ClientIndices(train, val, test), ...])"
+        )
+    name, *fields = spec.strip().split(":")
     if name not in PARTITIONERS:
         raise unknown("partition", name, PARTITIONERS)
     return PARTITIONERS[name].from_fields(fields)
@@ -620,14 +627,23 @@ class Labelled(Protocol):
     def merged(self) -> bool: ...
 
 
+def is_file(spec: object) -> bool:
+    """Whether a spec names a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST`."""
+    return isinstance(spec, str) and _located(spec)[0].endswith(".npz")
+
+
 def partition(
     images: Labelled, spec: str | Partitioner, clients: int, seed: int, val_fraction: float = 0.2
 ) -> list[ClientIndices]:
     """Distribute a data set over clients: one `ClientIndices` a client, the same for the same arguments.
 
-    Merged images are dealt out as one, and every client's own are cut by `split_locally`. Raises InputError if
-    the spec is wrong or the data set cannot be cut that way.
+    Merged images are dealt out as one, and every client's own are cut by `split_locally`. Of a file that
+    `save_partition` wrote (`clients.npz`) come the clients as they were, whatever seed and fraction. Raises
+    InputError if the spec is wrong, the data set cannot be cut that way, or the file is of other images or
+    another number of clients.
     """
+    if is_file(spec):
+        return load_partition(str(spec), clients, images)
     classes = len(images.card.classes)
     labels, test_labels = images.train_labels, images.test_labels
     train, test = images.train_writers, images.test_writers
@@ -795,22 +811,112 @@ def known_groups(clients: list[ClientIndices]) -> np.ndarray | None:
     return np.array(groups, dtype=np.int64) if clients and len(groups) == len(clients) else None
 
 
-def save_partition(path: str | Path, clients: list[ClientIndices]) -> None:
+def save_partition(path: str | Path, clients: list[ClientIndices], images: Labelled | None = None) -> None:
     """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, atomically.
 
     `relabel/i` int64 [classes] is added for every client i that sees labels changed, from the data set's
-    label to the client's; `group` int64 [clients] where the partition makes groups. Raises InputError if it
-    cannot be written there.
+    label to the client's; `group` int64 [clients] where the partition makes groups; `images` int64 [2], the
+    numbers of training and test images, if the data set is given. Raises InputError if it cannot be written
+    there.
     """
     splits = ("train", "val", "test")
     arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in splits}
     arrays |= {f"relabel/{i}": c.relabel for i, c in enumerate(clients) if c.relabel is not None}
     if (groups := known_groups(clients)) is not None:
         arrays["group"] = groups
+    if images is not None:
+        arrays["images"] = np.array([len(images.train_labels), len(images.test_labels)])
     try:
         write_npz(Path(path), arrays)
     except OSError as error:
         raise InputError(f"cannot write the partition to {path}: {error.strerror or error}") from error
+
+
+def load_partition(
+    spec: str, clients: int | None = None, images: Labelled | None = None
+) -> list[ClientIndices]:
+    """Read the clients of a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST` for a content.
+
+    Raises InputError for a file that is not there or none of these, for another content than the digest's, and
+    for another number of `clients`, or of `images` than the data set's, where these are given.
+    """
+    path, digest = _located(spec)
+    content = _content(path)
+    if digest and digest != _digest(content):
+        raise InputError(
+            f"{path} is not the file that it was (#{digest}): name it without # to take it as it is"
+        )
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        number = len([name for name in arrays if name.startswith("train/")])
+        if not number:
+            raise ValueError("no client")
+        group = arrays["group"].tolist() if "group" in arrays else [None] * number
+        found = [
+            ClientIndices(
+                train=arrays[f"train/{i}"],
+                val=arrays[f"val/{i}"],
+                test=arrays[f"test/{i}"],
+                relabel=arrays.get(f"relabel/{i}"),
+                group=group[i],
+            )
+            for i in range(number)
+        ]
+    except Exception as error:  # a broken archive fails in many ways, and so does one of other arrays
+        raise InputError(
+            f"{path} holds no partition: name a file that `pfl-lite partition --out` wrote"
+        ) from error
+    if clients not in (None, number):
+        raise InputError(
+            f"{path} is a partition over {number} clients, not {clients}: ask for {number} clients"
+        )
+    if images is not None and "images" in arrays:
+        sizes = [len(images.train_labels), len(images.test_labels)]
+        if arrays["images"].tolist() != sizes:
+            train, test = arrays["images"].tolist()
+            raise InputError(
+                f"{path} is a partition of {train} training and {test} test images, not of {sizes[0]} and {sizes[1]}: "
+                "use it with the data set and the split that it was made of"
+            )
+    return found
+
+
+def pinned(spec: str) -> str:
+    """The spec of a file with the digest of its content, `clients.npz#DIGEST`; of a recipe as it is.
+
+    Raises InputError for a file that cannot be read.
+    """
+    if not is_file(spec):
+        return spec
+    path, digest = _located(spec)
+    return f"{path}#{digest or _digest(_content(path))}"
+
+
+def relabels(spec: str, clients: int, classes: int) -> bool:
+    """Whether a partition makes clients that see other labels than the data set's; raises InputError as `parse` does."""
+    if is_file(spec):
+        return any(client.relabel is not None for client in load_partition(spec))
+    return parse(spec).relabelling(clients, classes) is not None
+
+
+def _located(spec: str) -> tuple[str, str]:
+    """Path and digest of `clients.npz#DIGEST`; there is none in `clients.npz`."""
+    path, named, digest = spec.strip().partition(".npz#")
+    return (f"{path}.npz" if named else path), digest
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"the partition {path} cannot be read ({error.strerror}): write it with `pfl-lite partition --out {path}`"
+        ) from error
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _check_fraction(val_fraction: float) -> None:

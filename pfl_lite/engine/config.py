@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pfl_lite.data.images import SPLITS
+from pfl_lite.data.partition import pinned
 from pfl_lite.engine.batching import Computing
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
@@ -38,10 +39,11 @@ class RunConfig:
     data: str = "digits"
     """Data set (`pfl-lite datasets`)."""
     model: str = "auto"
-    """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise."""
+    """Network (`pfl-lite models`); `auto` is small_cnn for digits, glyphs and glyphs10, LeNet-5 otherwise; of a federation
+    given, LeNet-5 for its 32x32 images, small_cnn for others, mlp for those below 4x4."""
     partition: str = "dirichlet:0.4"
     """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA,
-    pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K."""
+    pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K; or a file of `pfl-lite partition --out clients.npz`."""
     split: str = "published"
     """Training and test images: the data set's (`published`), or each client's own, merged and cut 80 : 20 (`fedem`)."""
     clients: int = 10
@@ -138,8 +140,11 @@ class RunConfig:
         """How the run is computed."""
         return Computing(**{f.name: getattr(self, f.name) for f in fields(Computing)})
 
-    def resolved(self) -> RunConfig:
-        """The same run with every `auto` replaced by what it means here."""
+    def resolved(self, size: int | None = None) -> RunConfig:
+        """The same run with every `auto` replaced by what it means here, for images of a `size` if that is given already.
+
+        A partition's file is pinned to its content: two runs of one configuration have the same clients.
+        """
         from pfl_lite.models import auto_network
 
         device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -147,7 +152,13 @@ class RunConfig:
         for name in ("clients_per_batch", "convolution"):
             if engine == "loop" and getattr(self, name) != getattr(Computing, name):
                 raise InputError(f"{name} belongs to the engine vmap: leave it out, or use --engine vmap")
-        return replace(self, device=device, engine=engine, model=auto_network(self.model, self.data))
+        return replace(
+            self,
+            device=device,
+            engine=engine,
+            model=auto_network(self.model, self.data, size),
+            partition=pinned(self.partition),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the method's name under `name` and its hyper-parameters beside it."""

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.data.partition import parse
+from pfl_lite.data.partition import relabels
 from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History, diverged_in
@@ -70,7 +70,7 @@ class Simulation:
     ) -> None:
         if federation is not None and config.device == "auto":
             config = replace(config, device=federation.images.device.type)
-        config = self.config = config.resolved()
+        config = self.config = config.resolved(None if federation is None else federation.size)
         self.trained_on = device_name(config.device)
         self.method: Method = config.method
         self.method.check_run(config)  # its advice was given where the configuration was made
@@ -534,16 +534,16 @@ def held_out_clients(config: RunConfig) -> Tensor:
     return torch.from_numpy(drawn).to(config.device).sort().values
 
 
+def described(federation: Federation) -> dict[str, Any]:
+    """The settings of a run that a federation decides."""
+    dtype = str(federation.images.dtype).removeprefix("torch.")
+    return {"data": federation.name, "clients": len(federation), "dtype": dtype}
+
+
 def check_fits(federation: Federation, config: RunConfig) -> None:
     """Raise an InputError unless a federation is what a (resolved) configuration says."""
-    wanted = {
-        "data": (config.data, federation.name),
-        "clients": (config.clients, len(federation)),
-        "dtype": (config.dtype, str(federation.images.dtype).removeprefix("torch.")),
-        "device": (config.device, federation.images.device.type),
-    }
-    for name, (asked, given) in wanted.items():
-        if asked != given:
+    for name, given in (described(federation) | {"device": federation.images.device.type}).items():
+        if (asked := getattr(config, name)) != given:
             raise InputError(f"the federation given has {name} {given}, but the run asks for {name} {asked}")
     empty = [i for i, images in enumerate(federation.train_sizes.tolist()) if not images]
     if empty:
@@ -572,7 +572,7 @@ def check_whole_test(federation: Federation, config: RunConfig) -> None:
         raise InputError(
             f"whole_test needs test images apart from the training images, which {config.data} lacks here"
         )
-    if parse(config.partition).relabelling(config.clients, federation.classes) is not None:
+    if relabels(config.partition, config.clients, federation.classes):
         raise InputError(
             f"whole_test needs labels that mean the same to all clients: not with partition {config.partition}"
         )
@@ -621,12 +621,15 @@ def run(
     `run("fedprox", mu=0.1, data="digits", partition="dirichlet:0.4", clients=8, rounds=20)`; every name is a field of `RunConfig`
     or a hyper-parameter of the method. `workers` processes share out the clients of a round.
 
-    A federation given says where the run is computed, unless `device` does: then the federation is copied there, and the
-    simulation returned is back beside the federation given (one on the CPU, so that NumPy and Matplotlib can read its tensors).
+    A federation given says what `data`, `clients` and `dtype` are (they need not be repeated, and must not be contradicted),
+    and where the run is computed, unless `device` does: then the federation is copied there, and the simulation returned is
+    back beside the federation given (one on the CPU, so that NumPy and Matplotlib can read its tensors).
 
     Raises:
         InputError: a setting that does not exist or cannot be; raised before any work starts.
     """
+    if federation is not None:
+        settings = described(federation) | settings
     config = make_config(method, **settings)
     there = federation
     if federation is not None and config.device != "auto":

@@ -12,7 +12,7 @@ from IPython.display import Markdown
 from pandas.io.formats.style import Styler
 
 from pfl_lite.data import partition
-from pfl_lite.data.images import Images, datasets
+from pfl_lite.data.images import Card, Images, datasets
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
@@ -153,7 +153,8 @@ def class_counts(name: str, seed: int = 0) -> np.ndarray:
     classes = len(card.classes)
     labels = [np.repeat(np.arange(classes), size // classes) for size in (card.train_size, card.test_size)]
     train, test = ((np.zeros((len(some), 1, 1), np.uint8), some) for some in labels)
-    blank = Images(experiment.data, *train, *test, card).with_split(
+    blank_card = Card(name=card.name, classes=card.classes, mean=(0.0,), std=(1.0,))
+    blank = Images(experiment.data, *train, *test, blank_card).with_split(
         experiment.common.get("split", "published")
     )
     val_fraction = experiment.common.get("val_fraction", 0.2)

@@ -58,10 +58,18 @@ NETWORKS: dict[str, NetworkSpec] = {
 }
 
 
-def auto_network(name: str, data: str) -> str:
-    """The network's name; `auto` means small_cnn for the embedded data sets and LeNet-5 for the others."""
+def auto_network(name: str, data: str, size: int | None = None) -> str:
+    """The network's name; `auto` means small_cnn for the embedded data sets and LeNet-5 for the others.
+
+    Images that have a `size` already, those of a federation, get LeNet-5 where it is 32, mlp where it is below 4, and
+    small_cnn otherwise.
+    """
     if name == "auto":
-        return "small_cnn" if data.split(":")[0] in ("digits", "glyphs", "glyphs10") else "lenet"
+        if data.split(":")[0] in ("digits", "glyphs", "glyphs10"):
+            return "small_cnn"
+        if size in (None, NETWORKS["lenet"].size):
+            return "lenet"
+        return "small_cnn" if size >= 4 else "mlp"  # two poolings leave nothing of smaller images
     if name not in NETWORKS:
         raise unknown("model", name, [*NETWORKS, "auto"])
     return name
