@@ -129,6 +129,15 @@ def check_writable(*paths: Path | None) -> None:
             raise InputError(f"{path} is a folder: name a file in it")
 
 
+def check_new(path: Path | None, force: bool, *endings: str) -> None:
+    """Raise an InputError for a result that could not be written later, has a wrong ending, or is there and is to stay."""
+    check_writable(path)
+    if path is not None and endings and path.suffix.lower() not in endings:
+        raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
+    if path is not None and path.exists() and not force:
+        raise InputError(f"{path} is there already: name another file, or replace it with --force")
+
+
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="explain this method's settings")] = None,
@@ -228,6 +237,7 @@ def partition(
     plot: Annotated[
         Path | None, typer.Option(help="picture of class x client counts (.png, .svg, .pdf)")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace files that --out and --plot name")] = False,
 ) -> None:
     """Share a data set out over clients and say how unlike they are.
 
@@ -242,7 +252,8 @@ def partition(
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.data.partition import save_partition
 
-    check_writable(out, plot)
+    check_new(out, force, ".npz")
+    check_new(plot, force, ".png", ".svg", ".pdf")
     images = load(data).with_split(split)
     indices = share_out(images, partition, clients, seed)
     federation = Federation.build(images, indices)
@@ -367,10 +378,9 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
     """
-    check_writable(out, save, checkpoint)
-    for path in (out, save):
-        if path is not None and path.exists() and not force:
-            raise InputError(f"{path} is there already: name another file, or replace it with --force")
+    check_new(out, force)
+    check_new(save, force, ".npz")
+    check_writable(checkpoint)
     own = parse_settings(set_ or [])
     options = {
         "data": data, "model": model, "partition": partition, "split": split, "clients": clients,
@@ -668,12 +678,13 @@ def bench(
     repeats: Annotated[int, typer.Option(help="timed repeats; medians are reported")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     out: Annotated[Path | None, typer.Option("--json", help="write the numbers to this file")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace the file that --json names")] = False,
 ) -> None:
     """Time the engines against a bare PyTorch loop that does FedAvg's steps, and two processes against one.
 
     Example: `pfl-lite bench --methods fedavg,pfedmb --clients 15 --json bench.json`
     """
-    check_writable(out)
+    check_new(out, force)
     from pfl_lite.experiments.bench import METHODS, show
     from pfl_lite.experiments.bench import bench as measure
 

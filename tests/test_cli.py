@@ -229,6 +229,10 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
+        (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz"),
+        (["partition", "--out", "parts.json"], "parts.json must end in .npz"),
+        (["partition", "--plot", "x.xyz"], "x.xyz must end in .png or .svg or .pdf"),
+        (["partition", "--plot", "x"], "x must end in .png or .svg or .pdf"),
         (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table"),
         (
             ["reproduce", "pfedmb-table1", "--budget-name", "huge"],
@@ -307,14 +311,33 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
 
 
-def test_a_result_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("run local --model linear --clients 3 --rounds 1", "--out", "run.json"),
+        ("run local --model linear --clients 3 --rounds 1", "--save", "models.npz"),
+        ("partition --clients 3", "--out", "parts.npz"),
+        ("partition --clients 3", "--plot", "parts.SVG"),
+    ],
+)
+def test_a_result_that_is_there_is_replaced_only_when_asked(
+    command: str, option: str, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
     path.write_text("precious")
-    small = ["run", "local", "--model", "linear", "--clients", "3", "--rounds", "1", "--out", path]
-    assert "run.json is there already: name another file, or replace it with --force" in refused(*small)
+    small = [*command.split(), option, path]
+    said = refused(*small)
+    assert f"{name} is there already: name another file, or replace it with --force" in said
     assert path.read_text() == "precious"
     assert call(*small, "--force").exit_code == 0
-    assert "precious" not in path.read_text()
+    assert b"precious" not in path.read_bytes()
+
+
+def test_times_that_are_there_are_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text("precious")
+    assert "bench.json is there already" in refused("bench", "--json", path)
+    assert "--clients takes whole numbers" in refused("bench", "--json", path, "--force", "--clients", "x")
 
 
 def test_an_experiment_without_claims_says_so() -> None:
