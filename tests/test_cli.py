@@ -206,6 +206,8 @@ def test_lists(command: str) -> None:
     ("arguments", "says"),
     [
         (["run", "pfedmbb"], "did you mean pfedmb"),
+        (["run", "FedAvg"], "unknown method 'FedAvg': did you mean fedavg? (valid"),
+        (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: lam; of every run: "),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
@@ -240,6 +242,8 @@ def test_lists(command: str) -> None:
         ),
         (["ledger", "missing", "pfedmb-tabel1"], "did you mean pfedmb-table1"),
         (["claims", "pfedmb-tabel2"], "did you mean pfedmb-table2"),
+        (["claims", "nix"], "unknown experiment 'nix' (`pfl-lite experiments` lists them all)\n"),
+        (["table", "pfedmb-tabel1"], "did you mean pfedmb-table1"),
         (["table", "when-label-skew", "--budget-name", "paper"], "it has only one budget"),
         (["reproduce", "pfedmb-table1", "--methods", "fedavgg"], "did you mean fedavg"),
         (["reproduce", "pfedmb-table1", "--budget", "soon"], "e.g. 30m"),
