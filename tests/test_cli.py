@@ -111,6 +111,30 @@ def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
     out, save = tmp_path / "run.json", tmp_path / "models.npz"
     result = call("run", "fedavg", "--rounds", "2", "--lr", "1e30", "--out", out, "--save", save)
     assert result.exit_code == 0 and "training diverged" in result.output and out.exists() and save.exists()
+    assert [line for line in result.stderr.splitlines() if "diverged" in line] == [
+        "pfl-lite: fedavg diverged: after round 1 9 clients, 0 the first of them, had weights that are not finite numbers; "
+        "try a learning rate below 1e+30"
+    ]
+    assert "Warning" not in result.stderr
+
+
+def test_a_run_says_what_begins_and_from_where_it_goes_on(tmp_path: Path) -> None:
+    small: list[object] = ["run", "local", "--model", "linear", "--clients", "3", "--partition", "iid"]
+    small += ["--checkpoint", tmp_path / "run.pt"]
+    first = call(*small, "--rounds", "2").stderr.splitlines()
+    line = "local: digits over 3 clients by iid, 1,151 training images; linear of 650 parameters; rounds {}, local epochs 1, cpu"
+    assert line.format(2) in first
+    assert (
+        f"{line.format(3)}; goes on from the checkpoint's round 2"
+        in call(*small, "--rounds", "3").stderr.splitlines()
+    )
+    assert refused(*small, "--rounds", "2").startswith("pfl-lite: checkpoint ")  # at round 3 already
+
+
+def test_each_letter_of_a_partition_is_explained() -> None:
+    text = " ".join(call("partition", "--help").stdout.split())
+    assert "shares:K:A:B: K classes a client, shares proportional to U(A, B)" in text
+    assert "(cifar100)" in text and "`pfl-lite partition --help`" not in text
 
 
 def test_clients_without_test_images_are_null_in_valid_json(tmp_path: Path) -> None:
@@ -207,7 +231,7 @@ def test_lists(command: str) -> None:
     [
         (["run", "pfedmbb"], "did you mean pfedmb"),
         (["run", "FedAvg"], "unknown method 'FedAvg': did you mean fedavg? (valid"),
-        (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: lam; of every run: "),
+        (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: "),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
@@ -374,17 +398,26 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
     assert result.exit_code == 2 and "both is trained for 2 rounds: ask for fewer" in result.stderr
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
-    assert result.exit_code == 0 and "out of time: 0 results written, " in result.stdout
+    assert result.exit_code == 0 and "out of time; results written: 0, runs left: " in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
     assert (
-        result.exit_code == 0 and "2 results written: the ledger has them all" in result.stdout
+        result.exit_code == 0 and "results written: 2; the ledger has all of both\n" in result.stdout
     )  # a search is none
-    assert call("reproduce", "both", "--ledger", tmp_path).stdout == "nothing was left to do\n"
+    assert call("reproduce", "both", "--ledger", tmp_path).stdout == (
+        "nothing was left to do; the ledger has all of both\n"
+    )
     assert "nothing is missing of both" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
     (tmp_path / "follows" / "fedavg-seed0.json").unlink()
     assert (
         f"--seeds 0 --ledger {tmp_path}\n" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
     )
+    part = ["reproduce", "both", "--seeds", "7", "--ledger", tmp_path]
+    (tmp_path / "searches" / "fedavg-seed0.json").unlink()
+    for done in ("results written: 2", "nothing was left to do"):
+        assert call(*part).stdout.splitlines()[-1] == (
+            f"{done}, all that was asked for; the ledger lacks 2 more of both: "
+            f"`pfl-lite ledger missing both --ledger {tmp_path}`"
+        )
 
 
 @pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])
