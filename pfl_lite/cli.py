@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pfl_lite.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pfl_lite.engine.rounds import Simulation
     from pfl_lite.experiments.ledger import Ledger
 
 
@@ -49,6 +50,17 @@ class PoliteGroup(TyperGroup):
             raise typer.Exit(130) from error
 
 
+class PartitionCommand(TyperCommand):
+    """Explains at the end of its help each way to write a partition, in the words of the partitions themselves."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        from pfl_lite.data.partition import describe
+
+        self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in describe())
+        super().format_help(ctx, formatter)
+
+
 def setting_hint(error: Exception) -> str | None:
     """Where an unknown option is a method's setting: how it is given."""
     from pfl_lite.methods import METHODS
@@ -72,7 +84,8 @@ Partition = Annotated[
     str,
     typer.Option(
         help="iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA, "
-        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K; or a file of `pfl-lite partition --out FILE.npz`"
+        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K (`pfl-lite partition --help` explains each); "
+        "or a file of `pfl-lite partition --out FILE.npz`"
     ),
 ]
 Split = Annotated[
@@ -127,6 +140,15 @@ def check_writable(*paths: Path | None) -> None:
             )
         if path is not None and path.is_dir():
             raise InputError(f"{path} is a folder: name a file in it")
+
+
+def check_new(path: Path | None, force: bool, *endings: str) -> None:
+    """Raise an InputError for a result that could not be written later, has a wrong ending, or is there and is to stay."""
+    check_writable(path)
+    if path is not None and endings and path.suffix.lower() not in endings:
+        raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
+    if path is not None and path.exists() and not force:
+        raise InputError(f"{path} is there already: name another file, or replace it with --force")
 
 
 @app.command()
@@ -211,7 +233,7 @@ def experiments() -> None:
         typer.echo(f"{name}  made of the runs of\n    {', '.join(parts)}")
 
 
-@app.command()
+@app.command(cls=PartitionCommand)
 def partition(
     data: Data = "digits",
     partition: Partition = "dirichlet:0.4",
@@ -228,6 +250,7 @@ def partition(
     plot: Annotated[
         Path | None, typer.Option(help="picture of class x client counts (.png, .svg, .pdf)")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace files that --out and --plot name")] = False,
 ) -> None:
     """Share a data set out over clients and say how unlike they are.
 
@@ -243,7 +266,8 @@ def partition(
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.data.partition import save_partition
 
-    check_writable(out, plot)
+    check_new(out, force, ".npz")
+    check_new(plot, force, ".png", ".svg", ".pdf")
     images = load(data).with_split(split)
     indices = share_out(images, partition, clients, seed)
     federation = Federation.build(images, indices)
@@ -362,16 +386,17 @@ def run(
 ) -> None:
     """Train one method and print how its clients do.
 
+    The defaults are a start, not a recipe: one local epoch in ten rounds ends early, and each network wants a rate of its own.
+
     Examples:
 
-    `pfl-lite run fedavg --data digits --partition dirichlet:0.4 --clients 8 --rounds 20`
+    `pfl-lite run fedavg --data digits --model linear --partition dirichlet:0.4 --epochs 5 --lr 0.5` (about 95 %)
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
     """
-    check_writable(out, save, checkpoint)
-    for path in (out, save):
-        if path is not None and path.exists() and not force:
-            raise InputError(f"{path} is there already: name another file, or replace it with --force")
+    check_new(out, force)
+    check_new(save, force, ".npz")
+    check_writable(checkpoint)
     own = parse_settings(set_ or [])
     options = {
         "data": data, "model": model, "partition": partition, "split": split, "clients": clients,
@@ -407,9 +432,14 @@ def run(
         config = make_config(method, **options, **own)
         simulation = Simulation(config, workers=workers)
     for sentence in advice:
-        typer.echo(f"pfl-lite: {sentence.message}", err=True)
+        tell(sentence.message)
     if checkpoint is not None:
         context.find_root().obj = "the same command goes on from the last round"
+        if (
+            checkpoint.exists()
+        ):  # here too, so that a wrong one is refused, and the round known, before anything is said
+            simulation.load(checkpoint)
+    typer.echo(opening(simulation), err=True)
     said = time.monotonic()
 
     def sign_of_life() -> bool:
@@ -419,7 +449,9 @@ def run(
             said = time.monotonic()
         return False
 
-    simulation.run(checkpoint=checkpoint, stop=sign_of_life)
+    with warnings.catch_warnings():
+        warnings.showwarning = tell
+        simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(summary(report))
     if out is not None:
@@ -428,6 +460,24 @@ def run(
     if save is not None:
         simulation.save_models(save)
         typer.echo(f"wrote {save}")
+
+
+def tell(message: object, *_: object, **__: object) -> None:
+    """Say a warning's sentence, without the line of code that it came from, above the bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(f"pfl-lite: {message}", file=sys.stderr)
+
+
+def opening(simulation: Simulation) -> str:
+    """What is about to be trained, in a line."""
+    config, data = simulation.config, simulation.federation
+    begun = f"; goes on from the checkpoint's round {simulation.round}" if simulation.round else ""
+    return (
+        f"{config.method.name}: {config.data} over {len(data)} clients by {config.partition}, "
+        f"{int(data.train_sizes.sum()):,} training images; {config.model} of {simulation.network.parameters:,} "
+        f"parameters; rounds {config.rounds}, local epochs {config.epochs}, {config.device}{begun}"
+    )
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -505,8 +555,9 @@ def reproduce(
     --together 3 computes three runs at once, those that differ in seed and learning rate alone as one batch; --workers 3 lets
     three processes share it, of whatever runs: it works on one while the others prepare their rounds.
     """
+    from pfl_lite.experiments.care import whole
     from pfl_lite.experiments.ledger import Ledger
-    from pfl_lite.experiments.protocols import get_experiment, members
+    from pfl_lite.experiments.protocols import DEFAULT_BUDGET, get_experiment, members
     from pfl_lite.experiments.sweep import Sweep, asked_arms
     from pfl_lite.experiments.sweep import reproduce as sweep
 
@@ -555,12 +606,20 @@ def reproduce(
                 left += len(Sweep(rest, arms[rest.name], seen, rounds, device, Ledger(ledger)).missing())
             break
     if not left:
+        lacking = sum(len(whole(part, Ledger(ledger)).missing()) for part in parts)
+        ended = f"results written: {written}" if written else "nothing was left to do"
+        if not lacking:
+            typer.echo(f"{ended}; the ledger has all of {experiment}")
+            return
+        words = [f"pfl-lite ledger missing {experiment}"]
+        words += [f"--budget-name {budget_name}"] if budget_name != DEFAULT_BUDGET else []
+        words += [f"--ledger {shlex.quote(str(ledger))}"] if ledger is not None else []
         typer.echo(
-            f"{written} results written: the ledger has them all" if written else "nothing was left to do"
+            f"{ended}, all that was asked for; the ledger lacks {lacking} more of {experiment}: `{' '.join(words)}`"
         )
         return
     why = "interrupted" if interrupted else "out of time"
-    typer.echo(f"{why}: {written} results written, {left} runs left; the same command goes on from here")
+    typer.echo(f"{why}; results written: {written}, runs left: {left}; the same command goes on from here")
     if interrupted:
         raise typer.Exit(130)
 
@@ -639,7 +698,7 @@ def ledger_missing(
     budget_name: BudgetName = "small",
     ledger: LedgerFolder = None,
 ) -> None:
-    """Print the commands that would fill an experiment's gaps, the longest first.
+    """Print the commands that would fill an experiment's gaps, the longest first; then those that wait for another.
 
     Example: `pfl-lite ledger missing pfedmb-table1`
 
@@ -669,12 +728,13 @@ def bench(
     repeats: Annotated[int, typer.Option(help="timed repeats; medians are reported")] = 3,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     out: Annotated[Path | None, typer.Option("--json", help="write the numbers to this file")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace the file that --json names")] = False,
 ) -> None:
     """Time the engines against a bare PyTorch loop that does FedAvg's steps, and two processes against one.
 
     Example: `pfl-lite bench --methods fedavg,pfedmb --clients 15 --json bench.json`
     """
-    check_writable(out)
+    check_new(out, force)
     from pfl_lite.experiments.bench import METHODS, show
     from pfl_lite.experiments.bench import bench as measure
 

@@ -148,8 +148,10 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
         "pfl-lite reproduce tiny --methods pfedmb --seeds 0,1",
         "pfl-lite reproduce tiny --methods fedavg --seeds 1",
     }
-    hours = [item.hours for item in found]
-    assert None not in hours and hours == sorted(hours, reverse=True)
+    assert [bool(item.after) for item in found] == sorted(bool(item.after) for item in found)
+    for waits in (False, True):
+        hours = [item.hours for item in found if bool(item.after) == waits]
+        assert hours and None not in hours and hours == sorted(hours, reverse=True)
     fedavg = next(item for item in found if "fedavg" in item.command)
     images = nominal(one, one.arm("fedavg"), 2) + 2 * nominal(one, one.arm("fedavg"), 1)  # and two candidates
     assert fedavg.images == images and fedavg.hours == pytest.approx(images / 100 / 3600)

@@ -111,6 +111,30 @@ def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
     out, save = tmp_path / "run.json", tmp_path / "models.npz"
     result = call("run", "fedavg", "--rounds", "2", "--lr", "1e30", "--out", out, "--save", save)
     assert result.exit_code == 0 and "training diverged" in result.output and out.exists() and save.exists()
+    assert [line for line in result.stderr.splitlines() if "diverged" in line] == [
+        "pfl-lite: fedavg diverged: after round 1 9 clients, 0 the first of them, had weights that are not finite numbers; "
+        "try a learning rate below 1e+30"
+    ]
+    assert "Warning" not in result.stderr
+
+
+def test_a_run_says_what_begins_and_from_where_it_goes_on(tmp_path: Path) -> None:
+    small: list[object] = ["run", "local", "--model", "linear", "--clients", "3", "--partition", "iid"]
+    small += ["--checkpoint", tmp_path / "run.pt"]
+    first = call(*small, "--rounds", "2").stderr.splitlines()
+    line = "local: digits over 3 clients by iid, 1,151 training images; linear of 650 parameters; rounds {}, local epochs 1, cpu"
+    assert line.format(2) in first
+    assert (
+        f"{line.format(3)}; goes on from the checkpoint's round 2"
+        in call(*small, "--rounds", "3").stderr.splitlines()
+    )
+    assert refused(*small, "--rounds", "2").startswith("pfl-lite: checkpoint ")  # at round 3 already
+
+
+def test_each_letter_of_a_partition_is_explained() -> None:
+    text = " ".join(call("partition", "--help").stdout.split())
+    assert "shares:K:A:B: K classes a client, shares proportional to U(A, B)" in text
+    assert "(cifar100)" in text and "`pfl-lite partition --help`" not in text
 
 
 def test_clients_without_test_images_are_null_in_valid_json(tmp_path: Path) -> None:
@@ -207,6 +231,8 @@ def test_lists(command: str) -> None:
     ("arguments", "says"),
     [
         (["run", "pfedmbb"], "did you mean pfedmb"),
+        (["run", "FedAvg"], "unknown method 'FedAvg': did you mean fedavg? (valid"),
+        (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: "),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
@@ -230,6 +256,10 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
+        (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz"),
+        (["partition", "--out", "parts.json"], "parts.json must end in .npz"),
+        (["partition", "--plot", "x.xyz"], "x.xyz must end in .png or .svg or .pdf"),
+        (["partition", "--plot", "x"], "x must end in .png or .svg or .pdf"),
         (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table"),
         (
             ["reproduce", "pfedmb-table1", "--budget-name", "huge"],
@@ -237,6 +267,8 @@ def test_lists(command: str) -> None:
         ),
         (["ledger", "missing", "pfedmb-tabel1"], "did you mean pfedmb-table1"),
         (["claims", "pfedmb-tabel2"], "did you mean pfedmb-table2"),
+        (["claims", "nix"], "unknown experiment 'nix' (`pfl-lite experiments` lists them all)\n"),
+        (["table", "pfedmb-tabel1"], "did you mean pfedmb-table1"),
         (["table", "when-label-skew", "--budget-name", "paper"], "it has only one budget"),
         (["reproduce", "pfedmb-table1", "--methods", "fedavgg"], "did you mean fedavg"),
         (["reproduce", "pfedmb-table1", "--budget", "soon"], "e.g. 30m"),
@@ -308,14 +340,33 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
 
 
-def test_a_result_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("run local --model linear --clients 3 --rounds 1", "--out", "run.json"),
+        ("run local --model linear --clients 3 --rounds 1", "--save", "models.npz"),
+        ("partition --clients 3", "--out", "parts.npz"),
+        ("partition --clients 3", "--plot", "parts.SVG"),
+    ],
+)
+def test_a_result_that_is_there_is_replaced_only_when_asked(
+    command: str, option: str, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
     path.write_text("precious")
-    small = ["run", "local", "--model", "linear", "--clients", "3", "--rounds", "1", "--out", path]
-    assert "run.json is there already: name another file, or replace it with --force" in refused(*small)
+    small = [*command.split(), option, path]
+    said = refused(*small)
+    assert f"{name} is there already: name another file, or replace it with --force" in said
     assert path.read_text() == "precious"
     assert call(*small, "--force").exit_code == 0
-    assert "precious" not in path.read_text()
+    assert b"precious" not in path.read_bytes()
+
+
+def test_times_that_are_there_are_replaced_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text("precious")
+    assert "bench.json is there already" in refused("bench", "--json", path)
+    assert "--clients takes whole numbers" in refused("bench", "--json", path, "--force", "--clients", "x")
 
 
 def test_an_experiment_without_claims_says_so() -> None:
@@ -348,17 +399,26 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
     assert result.exit_code == 2 and "both is trained for 2 rounds: ask for fewer" in result.stderr
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
-    assert result.exit_code == 0 and "out of time: 0 results written, " in result.stdout
+    assert result.exit_code == 0 and "out of time; results written: 0, runs left: " in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
     assert (
-        result.exit_code == 0 and "2 results written: the ledger has them all" in result.stdout
+        result.exit_code == 0 and "results written: 2; the ledger has all of both\n" in result.stdout
     )  # a search is none
-    assert call("reproduce", "both", "--ledger", tmp_path).stdout == "nothing was left to do\n"
+    assert call("reproduce", "both", "--ledger", tmp_path).stdout == (
+        "nothing was left to do; the ledger has all of both\n"
+    )
     assert "nothing is missing of both" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
     (tmp_path / "follows" / "fedavg-seed0.json").unlink()
     assert (
         f"--seeds 0 --ledger {tmp_path}\n" in call("ledger", "missing", "both", "--ledger", tmp_path).stdout
     )
+    part = ["reproduce", "both", "--seeds", "7", "--ledger", tmp_path]
+    (tmp_path / "searches" / "fedavg-seed0.json").unlink()
+    for done in ("results written: 2", "nothing was left to do"):
+        assert call(*part).stdout.splitlines()[-1] == (
+            f"{done}, all that was asked for; the ledger lacks 2 more of both: "
+            f"`pfl-lite ledger missing both --ledger {tmp_path}`"
+        )
 
 
 @pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])

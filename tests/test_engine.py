@@ -302,6 +302,20 @@ def test_saved_models_load_into_plain_torch(federation: Any, tmp_path: Path) -> 
     assert right == pytest.approx(sim.report()["final"]["test_accuracy"][3])
     with pytest.raises(InputError, match="clients 0 to 4, not 5"):
         load_model(tmp_path / "models.npz", sim.network, client=5)
+    with pytest.raises(InputError, match="holds no model that serves all clients as it is: add client=0"):
+        load_model(tmp_path / "models.npz", sim.network)
+    other = make_network("linear", 1, 8, 10)
+    with pytest.raises(InputError, match="do not fit the network linear"):
+        load_model(tmp_path / "models.npz", other)
+    with pytest.raises(InputError, match=r"there is no file .*other\.npz: name one that"):
+        load_model(tmp_path / "other.npz", sim.network)
+
+
+def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tmp_path: Path) -> None:
+    sim = train("local", federation)
+    sim.save_models(tmp_path / "models.npz")
+    with pytest.raises(InputError, match="holds no global model: add client=0"):
+        load_model(tmp_path / "models.npz", sim.network)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +340,14 @@ def test_saved_models_load_into_plain_torch(federation: Any, tmp_path: Path) -> 
         ({"ft_epochs": 1, "ft_batch_size": 1.5}, "ft_batch_size must be a whole number"),
         ({"rounds": None}, "rounds must be a whole number"),
         ({"mo": 1}, "unknown setting of fedavg 'mo'"),
+        (
+            {"round": 3},
+            r"did you mean rounds\? \(its own: none; of every run: data, model, .*rounds, .*tf32\)",
+        ),
+        (
+            {"device": "cuda:1"},
+            "device cuda:1 is called cuda here: the variable CUDA_VISIBLE_DEVICES=1 chooses",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_any_work(settings: dict[str, Any], says: str) -> None:

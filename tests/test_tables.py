@@ -123,8 +123,15 @@ def test_the_rule_for_the_status(ours, sd, others, status):
 
 
 def test_noise_that_covers_a_wide_gap_is_named():
-    assert "2.0 points (though not than 2 s.d. over seeds, 10.0)" in judge(85.0, 5.0, 88.0, [])[1]
+    assert "2.00 points (though not than 2 s.d. over seeds, 10.00)" in judge(85.0, 5.0, 88.0, [])[1]
     assert "s.d." not in judge(85.0, 1.2, 88.0, [])[1]
+
+
+@pytest.mark.parametrize(("gap", "sd"), [(1.13, 0.57), (1.04, 0.523), (1.96, 0.985), (0.94, 0.10)])
+def test_a_printed_gap_is_within_the_printed_bound(gap, sd):
+    status, reason = judge(88.0 - gap, sd, 88.0, [])
+    assert status == "reproduced"
+    assert gap <= float(reason.removeprefix("the gap is within ").removesuffix(" points"))
 
 
 def test_a_reversal_is_named():
@@ -148,7 +155,7 @@ def test_rows_without_a_common_seed_say_no_order(ledger):
     ledger.write(make_run(second, PAPER[second] - 5, 1))
     result = rows(ledger)
     assert set(result["Status"][[first, second]]) == {"not reproduced"}
-    assert result["Reason"][first].startswith("the gap is larger than 1.0 points, and no other row")
+    assert result["Reason"][first].startswith("the gap is larger than 1.00 points, and no other row")
 
 
 def test_a_full_ledger_that_agrees(ledger):
@@ -158,7 +165,7 @@ def test_a_full_ledger_that_agrees(ledger):
     assert np.allclose(result["Gap"], 0) and np.allclose(result["Ours (%)"], list(PAPER.values()))
     assert np.allclose(result["s.d."], np.std(0.1 * np.arange(len(EXPERIMENT.seeds)), ddof=1))
     assert set(result["Rounds"]) == {str(EXPERIMENT.rounds)}
-    assert set(result["Reason"]) == {"the gap is within 1.0 points"}
+    assert set(result["Reason"]) == {"the gap is within 1.00 points"}
 
 
 def test_a_lower_but_parallel_table_is_a_trend(ledger):

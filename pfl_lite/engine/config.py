@@ -175,6 +175,11 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
 
 def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) -> None:
     """Raise an InputError for a device that does not exist, or not here."""
+    if device.startswith("cuda:"):
+        raise InputError(
+            f"device {device} is called cuda here: the variable CUDA_VISIBLE_DEVICES={device.removeprefix('cuda:')} "
+            "chooses one GPU of several"
+        )
     check_choice("run", device=(device, valid))
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError(
@@ -193,8 +198,9 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     own = {name: value for name, value in settings.items() if name not in kinds}
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
-        valid = [*(f.name for f in fields(kind)), *(name for name in kinds if name.startswith("ft_"))]
-        raise unknown(f"setting of {kind.name}", sorted(strange)[0], valid)
+        its = [f.name for f in fields(kind)]
+        listed = f"its own: {', '.join(its) or 'none'}; of every run: {', '.join(kinds)}"
+        raise unknown(f"setting of {kind.name}", sorted(strange)[0], [*its, *kinds], listed)
     if isinstance(method, str):
         method = make_method(method, **own)
     elif own:

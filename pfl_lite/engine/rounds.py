@@ -643,12 +643,14 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
 
     Raises:
-        InputError: the file holds no such model, or one of another network.
+        InputError: there is no such file, it holds no such model, or one of another network.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             stored = {name: arrays[name] for name in arrays.files}
         method = make_method(**json.loads(str(stored["method"])))
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
@@ -656,11 +658,19 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     group = "global" if client is None else "personal"
     found = unpack(group, stored)
     if not found:
-        raise InputError(f"{path} holds no {group} model: choose a client, or a method with one global model")
+        raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
     if client is not None:
         count = len(next(iter(found.values())))
         if not 0 <= client < count:
             raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
         found = {name: rows[client] for name, rows in found.items()}
     params = {name: torch.from_numpy(array) for name, array in found.items()}
-    return method.to_module(network, params)
+    try:
+        return method.to_module(network, params)
+    except InputError as error:
+        if client is not None:
+            raise
+        load_model(path, network, client=0)  # raises in its turn where it is the network that is another
+        raise InputError(
+            f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
+        ) from error

@@ -187,7 +187,9 @@ class Missing(NamedTuple):
 
 
 def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
-    """The commands that would fill the gaps of an experiment or a group, the longest first.
+    """The commands that would fill the gaps of an experiment or a group in an order that works.
+
+    The longest comes first among those that can be run at once; then follow those that wait for another.
 
     Raises:
         InputError: an unknown name or budget.
@@ -196,7 +198,7 @@ def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Mis
     unique = {
         one.command: one for one in found
     }  # an arm may be missing here and in the experiment that makes its runs
-    return sorted(unique.values(), key=lambda one: (one.hours or 0.0, one.images), reverse=True)
+    return sorted(unique.values(), key=lambda one: (bool(one.after), -(one.hours or 0.0), -one.images))
 
 
 def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:

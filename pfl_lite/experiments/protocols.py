@@ -38,6 +38,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """What goes by one name in a paper and is made of the runs of other experiments: a table of several settings, a figure."""
 
+LISTED = "`pfl-lite experiments` lists them all"
+
 
 def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     """An experiment by name, with one of its budgets.
@@ -46,12 +48,12 @@ def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
         InputError: an unknown name or budget, a group of experiments, or an experiment without that budget.
     """
     if name not in EXPERIMENTS:
-        raise unknown("experiment", name, EXPERIMENTS)
+        raise unknown("experiment", name, EXPERIMENTS, LISTED)
     return EXPERIMENTS[name].at(budget)
 
 
 def members(name: str) -> tuple[str, ...]:
     """The experiments that a name stands for: those of a group, or itself; raises InputError for an unknown name."""
     if name not in GROUPS and name not in EXPERIMENTS:
-        raise unknown("experiment", name, [*EXPERIMENTS, *GROUPS])
+        raise unknown("experiment", name, [*EXPERIMENTS, *GROUPS], LISTED)
     return GROUPS.get(name, (name,))

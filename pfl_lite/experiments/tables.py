@@ -51,12 +51,12 @@ def judge(
     - not reproduced: anything else, also when no other row says anything.
     """
     gap, noise = abs(ours - paper), 0.0 if math.isnan(sd) else 2 * sd
-    allowed = min(max(CLOSE, noise), WIDEST)
+    allowed = min(max(CLOSE, noise), WIDEST)  # printed with the gap's two decimals, or it may seem to be less
     if gap <= allowed:
-        return "reproduced", f"the gap is within {allowed:.1f} points"
+        return "reproduced", f"the gap is within {allowed:.2f} points"
     status, reason = in_order(ours, paper, others)
-    spread = f" (though not than 2 s.d. over seeds, {noise:.1f})" if gap <= noise else ""
-    return status, f"the gap is larger than {allowed:.1f} points{spread}, {reason}"
+    spread = f" (though not than 2 s.d. over seeds, {noise:.2f})" if gap <= noise else ""
+    return status, f"the gap is larger than {allowed:.2f} points{spread}, {reason}"
 
 
 def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float]]) -> tuple[str, str]:
