@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfl_lite.errors import InputError
-from pfl_lite.models.training import is_statistic, training_twin
+from pfl_lite.models.training import DROPOUTS, check_layers, is_statistic, training_twin
 from pfl_lite.seeds import generator
 
 Params = dict[str, Tensor]
@@ -93,6 +93,9 @@ class Network:
         dtype: floating-point type of the parameters.
         device: where the parameters live.
         shape: (C, H, W) of the images it is made for.
+
+    Raises:
+        InputError: a layer would not train here as torch trains it (see `training.misfit`).
     """
 
     def __init__(
@@ -106,9 +109,11 @@ class Network:
     ) -> None:
         self.name, self.build, self.dtype, self.device, self.shape = name, build, dtype, device, shape
         with torch.random.fork_rng(devices=[]):  # its random values are never used
-            self._template = build().to(device=device, dtype=dtype).eval()
+            self._template = build()
+        check_layers(name, self._template)
+        self._template.to(device=device, dtype=dtype).eval()
         self.layers = layers_of(floats_of(self._template))
-        self.dropout = any(isinstance(layer, nn.Dropout) for layer in self._template.modules())
+        self.dropout = any(isinstance(layer, DROPOUTS) for layer in self._template.modules())
         self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
         self._resized: dict[int, Network] = {}
         twin = training_twin(self._template)
