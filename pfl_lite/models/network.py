@@ -128,8 +128,21 @@ class Network:
         return sum(tensor.numel() for tensor in self._template.parameters())
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [b, K] of images x [b, C, H, W] under the given parameters."""
-        return functional_call(self._template, dict(params), (x,))
+        """Logits [b, K] of images x [b, C, H, W] under the given parameters.
+
+        Raises:
+            InputError: a parameter has a name that is not the network's.
+        """
+        try:
+            return functional_call(self._template, dict(params), (x,))
+        except AttributeError as error:
+            own = {name for layer in self.layers.values() for name in layer}
+            if strange := [name for name in params if name not in own]:
+                raise InputError(
+                    f"network {self.name} has no parameter '{strange[0]}' (its own: {', '.join(sorted(own))}): "
+                    "`unpack(prefix, params)` takes off the prefix that `pack` put before a name"
+                ) from error
+            raise
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """What the last layer reads [b, d], for images x [b, C, H, W]; the last layer's own parameters are not used."""
@@ -145,6 +158,11 @@ class Network:
         return self._part("classify", params, a)
 
     def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if not hasattr(self._template, method):
+            raise InputError(
+                f"this method asks for `{method}`, which network {self.name} has not: derive its class from "
+                "`pfl_lite.models.Parts`, and answer `extract`, `hidden` and `classify`"
+            )
         part = Part(self._template, method)
         return functional_call(part, {f"network.{name}": tensor for name, tensor in params.items()}, (x,))
 
@@ -169,8 +187,9 @@ class Network:
         def build() -> nn.Module:
             module = self.build()
             above, _, name = self.last.rpartition(".")
-            old = module.get_submodule(self.last)
-            setattr(module.get_submodule(above), name, nn.Linear(old.in_features, outputs))  # type: ignore[arg-type]
+            setattr(
+                module.get_submodule(above), name, nn.Linear(self._classifier(module).in_features, outputs)
+            )
             return module
 
         self._resized[outputs] = Network(
@@ -186,11 +205,26 @@ class Network:
     @property
     def classes(self) -> int:
         """K, outputs of the last layer."""
-        return len(self._template.get_parameter(f"{self.last}.bias"))
+        return self._classifier(self._template).out_features
+
+    def _classifier(self, module: nn.Module) -> nn.Linear:
+        """The last layer of a module of this network.
+
+        Raises:
+            InputError: it is not `nn.Linear` with a bias.
+        """
+        layer = module.get_submodule(self.last)
+        if not isinstance(layer, nn.Linear) or layer.bias is None:
+            raise InputError(
+                f"this method needs nn.Linear with a bias as the last layer that network {self.name} creates, "
+                f"not {type(layer).__name__} {self.last}"
+            )
+        return layer
 
     def is_dense(self, layer: str) -> bool:
         """Whether a layer's weight is a matrix, and not a stack of filters or the scale of a batch norm."""
-        return self._template.get_parameter(f"{layer}.weight").dim() == 2
+        weight = getattr(self._template.get_submodule(layer), "weight", None)
+        return weight is not None and weight.dim() == 2
 
     @property
     def in_parts(self) -> bool:
