@@ -32,9 +32,9 @@ from toy import (
 
 from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.errors import InputError
-from pfl_lite.methods import METHODS, make_method
+from pfl_lite.methods import METHODS, FedAvg, Method, make_method
 from pfl_lite.methods.apfl import mix
 from pfl_lite.methods.base import Round, flatten, unpack
 from pfl_lite.methods.pfedmb import project_onto_simplex
@@ -780,3 +780,35 @@ def test_pfedmb_aggregates_every_layer_by_its_own_alpha(federation: Any) -> None
                 a = n * alpha[:, layer, b]
                 by_hand = torch.einsum("i,i...->...", a / a.sum(), uploads[name][:, b])
                 assert torch.allclose(after[name][b], by_hand, rtol=0, atol=1e-12)
+
+
+# ---- mistakes in one's own method -----------------------------------------------------------------------------------
+
+
+def without(hook: str) -> type[Method]:
+    """FedAvg, written anew but for one hook."""
+    hooks = {name: vars(FedAvg)[name] for name in ("init", "local", "personal") if name != hook}
+    return type("Mine", (Method,), {"name": "mine", "about": "", "weights": "size", **hooks})
+
+
+@pytest.mark.parametrize("hook", ["init", "local", "personal"])
+def test_a_method_that_leaves_a_hook_out_is_told_which(federation: Any, hook: str) -> None:
+    with pytest.raises(InputError, match=f"^Mine has no `{hook}`: a method answers"):
+        run(without(hook)(), federation=federation, **FAST)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("hook", ["init", "local"])
+@pytest.mark.parametrize("answer", ["one dict", "a list", "three", "no dict", "nothing"])
+def test_an_answer_that_is_not_two_dicts_is_refused(
+    federation: Any, engine: str, hook: str, answer: str
+) -> None:
+    def wrong(self: Method, *args: Any) -> Any:
+        a, b = getattr(FedAvg, hook)(self, *args)
+        return {"one dict": a, "a list": [a, b], "three": (a, b, b), "no dict": (a, None), "nothing": None}[
+            answer
+        ]
+
+    mine = type("Mine", (FedAvg,), {"name": "mine", hook: wrong})
+    with pytest.raises(InputError, match=f"^Mine.{hook} must return two dicts of tensors, what .* keep"):
+        run(mine(), federation=federation, **FAST, engine=engine)

@@ -11,11 +11,13 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pfl_lite import run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import make_method
-from pfl_lite.models import NETWORKS, LeNet, auto_network, make_network
+from pfl_lite.models import NETWORKS, LeNet, Linear, auto_network, make_network, register
 from pfl_lite.models.mixing import mix
 from pfl_lite.models.multi_branch import MultiBranch, collapse, stack_branches
+from pfl_lite.models.network import Network
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,132 @@ def test_branches_of_different_architectures_are_refused() -> None:
         MultiBranch([nn.Linear(2, 2), nn.Linear(2, 3)])
     with pytest.raises(InputError, match="one or more"):
         MultiBranch([])
+
+
+# ---- one's own ------------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """A convolution and a linear layer in a plain module, whose parts nobody can ask for."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(channels, 2, size), nn.Linear(2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).flatten(1))
+
+
+class Headless(nn.Module):
+    """One convolution, whose outputs are the logits."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, classes, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).flatten(1)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfl_lite.models.NETWORKS", known := dict(NETWORKS))
+    monkeypatch.setattr("pfl_lite.engine.rounds.NETWORKS", known)
+    monkeypatch.setattr("pfl_lite.engine.provenance.NETWORKS", known)
+    register("plain", Plain, "a small one")
+    register("headless", Headless)
+
+
+ONE_ROUND = {"data": "digits", "clients": 2, "rounds": 1}
+
+
+def test_a_registered_network_trains_under_its_name_and_may_be_registered_again(own: None) -> None:
+    register("plain", Plain, size=8)
+    done = run("fedper", model="plain", **ONE_ROUND)
+    assert done.network.last == "fc" and done.clients["fc.weight"].shape == (2, 10, 2)
+    with pytest.raises(InputError, match="model 'plain' takes 8x8 images, but these are 28x28"):
+        make_network("plain", 1, 28, 10)
+
+
+def a_function(channels: int, size: int, classes: int) -> nn.Module:
+    return Linear(channels, size, classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "message"),
+    [
+        ("linear", Plain, "the name 'linear' is taken"),
+        ("plain", a_function, "the name 'plain' is taken"),
+        ("auto", Plain, "the name 'auto' is taken"),
+        ("new", nn.Linear(2, 2), "needs a class or function .* not a Linear"),
+        ("new", "plain", "not a str"),
+    ],
+)
+def test_a_network_that_cannot_be_registered_is_refused(
+    own: None, name: str, module: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        register(name, module)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(2, 2), Plain])
+def test_a_module_for_a_name_is_told_how_to_get_one(module: Any) -> None:
+    with pytest.raises(InputError, match=r"model must be a name: `pfl_lite.models.register` gives one"):
+        run("fedavg", model=module, **ONE_ROUND)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        (
+            "plain",
+            "moon",
+            "asks for `features`, which network plain has not: derive its class from `pfl_lite",
+        ),
+        ("plain", "pfl_mfe", "asks for `features`, which network plain has not"),
+        ("headless", "fedmn", "needs nn.Linear with a bias as the last layer .* not Conv2d conv"),
+    ],
+)
+def test_what_a_method_needs_of_a_network_is_said_before_a_round(
+    own: None, monkeypatch: pytest.MonkeyPatch, model: str, method: str, message: str
+) -> None:
+    monkeypatch.setattr("pfl_lite.engine.rounds.Simulation.advance", None)
+    with pytest.raises(InputError, match=message):
+        run(method, model=model, **ONE_ROUND)
+
+
+def test_a_layer_is_dense_if_its_weight_is_a_matrix() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.norm, self.rows, self.fc = nn.BatchNorm1d(4, affine=False), nn.GRU(4, 2), nn.Linear(2, 2)
+
+    network = Network("odd", Odd)
+    assert [layer for layer in network.layers if network.is_dense(layer)] == ["fc"]
+    assert list(network.layers) == ["", "norm", "rows", "fc"]
+
+
+def test_a_parameter_of_another_name_is_named() -> None:
+    network = make_network("linear", 1, 8, 10)
+    packed = {f"shared/{name}": tensor for name, tensor in network.init(0).items()}
+    with pytest.raises(
+        InputError, match=r"linear has no parameter 'shared/fc.weight' .*`unpack\(prefix, params\)`"
+    ):
+        network(packed, torch.zeros(1, 1, 8, 8))
+
+
+class Broken(nn.Module):
+    """A mistake of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.nothing(x)
+        return result
+
+
+def test_a_network_s_own_mistake_stays_what_it_is() -> None:
+    with pytest.raises(AttributeError, match="'Broken' object has no attribute 'nothing'"):
+        Network("broken", Broken)({}, torch.zeros(1))
 
 
 class Called(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -151,6 +152,28 @@ def test_vmap_equals_loop_with_dropout(federation: Any, method: str) -> None:
     assert same(a.scored_models(), b.scored_models(), 1e-10)
 
 
+@pytest.mark.parametrize(
+    ("kind", "places"), [(nn.Dropout1d, (6,)), (nn.Dropout2d, (3, 2)), (nn.Dropout3d, (3, 2, 1))]
+)
+def test_channel_dropout_drops_whole_channels_one_by_one_in_training_only(kind: Any, places: Any) -> None:
+    network = Network("channels", lambda: nn.Sequential(kind(0.25), nn.Flatten(2), nn.Linear(6, 6)))
+    w = {"2.weight": torch.eye(6), "2.bias": torch.zeros(6)}  # says what dropout left
+    x = torch.rand(60, 50, *places) + 1
+    kept = network.training(torch.tensor(3))(w, x) / x.flatten(2)  # [60, 50, 6]
+    assert network.dropout and torch.equal(network(w, x), x.flatten(2))
+    assert torch.allclose(kept, kept[..., :1].expand_as(kept))  # whole channels
+    assert torch.allclose(kept, torch.where(kept > 0, 1 / 0.75, 0.0))
+    for share in (kept > 0).double().mean((0, 2)), (kept > 0).double().mean((1, 2)):  # by channel, by image
+        assert share.mean().item() == pytest.approx(0.75, abs=0.03) and share.std() < 0.1
+    assert torch.equal(network.training(torch.tensor(3))(w, x[:9]), (kept * x.flatten(2))[:9])  # padding
+
+
+def test_channel_dropout_refuses_what_has_no_places() -> None:
+    network = Network("flat", lambda: nn.Sequential(nn.Dropout1d(), nn.Linear(4, 2)))
+    with pytest.raises(InputError, match=r"needs \[b, C, ...\], and gets 2 axes: use nn.Dropout there"):
+        network.training(torch.tensor(1))(network.init(0), torch.ones(3, 4))
+
+
 # ---- batch norm -----------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +192,144 @@ def test_batch_norm_is_torch_s_step_for_step_running_statistics_too(federation: 
     wanted = {name: t.detach() for name, t in module.state_dict().items() if t.is_floating_point()}
     assert wanted.keys() >= {"norm.running_mean", "norm.running_var"}
     assert same(row(sim.clients, 2), wanted)
+
+
+@pytest.mark.parametrize(
+    ("norm", "places"),
+    [(nn.BatchNorm1d, ()), (nn.BatchNorm1d, (5,)), (nn.BatchNorm2d, (3, 4)), (nn.BatchNorm3d, (2, 3, 2))],
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_every_batch_norm_is_torch_s(norm: Any, places: tuple[int, ...], affine: bool) -> None:
+    torch.manual_seed(0)
+    x, wide = torch.randn(7, 3, *places).double() * 2 + 1, 3 * math.prod(places)
+
+    def build() -> nn.Module:
+        return nn.Sequential(norm(3, eps=1e-3, affine=affine), nn.Flatten(), nn.Linear(wide, 2))
+
+    network = Network("normed", build, dtype=torch.float64)
+    w = {name: torch.rand_like(tensor).requires_grad_() for name, tensor in network.init(0).items()}
+    module = network.to_module(w).train()
+    ours, theirs = network.training(torch.tensor(1))(w, x), module(x)
+    g = dict(zip(w, torch.autograd.grad((ours**2).sum(), list(w.values())), strict=True))
+    (theirs**2).sum().backward()
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None and torch.allclose(g[name], parameter.grad, rtol=0, atol=1e-10)
+    for name in ("0.running_mean", "0.running_var"):
+        stepped = w[name] - 0.1 * g[name]
+        assert torch.allclose(stepped, module.get_buffer(name), rtol=0, atol=1e-10)
+    with torch.no_grad():
+        assert torch.equal(network(w, x), network.to_module(w)(x))  # in evaluation mode
+
+
+class Dense(nn.Module):
+    """A hidden layer with batch norm and dropout behind it: [b, C] all the way."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.fc1, self.norm = nn.Linear(channels * size * size, 5), nn.BatchNorm1d(5)
+        self.drop, self.fc2 = nn.Dropout(0.2), nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.drop(torch.relu(self.norm(self.fc1(x.flatten(1))))))
+
+
+class Rows(nn.Module):
+    """A GRU that reads an image row by row; `vmap` has no rule for it in float64."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.rows, self.fc = nn.GRU(size, 5, batch_first=True), nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.rows(x[:, 0])[0][:, -1])
+
+
+class Channels(nn.Module):
+    """Dropout of channels, then group norm, then batch norm without scale and shift, on channels and on rows."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv, self.drop2, self.group = nn.Conv2d(channels, 4, 3), nn.Dropout2d(0.3), nn.GroupNorm(2, 4)
+        self.norm, self.drop1 = nn.BatchNorm1d(4, affine=False), nn.Dropout1d(0.3)
+        self.layer, self.fc = nn.LayerNorm(4 * (size - 2) ** 2), nn.Linear(4 * (size - 2) ** 2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop1(self.norm(self.group(self.drop2(self.conv(x))).flatten(2)))  # [b, 4, L]
+        return self.fc(self.layer(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("network", "engines"),
+    [(Dense, ("loop", "vmap")), (Channels, ("loop", "vmap")), (Rows, ("loop", "loop"))],
+)
+def test_vmap_equals_loop_with_every_layer_that_is_taken(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, network: Any, engines: tuple[str, str]
+) -> None:
+    monkeypatch.setitem(NETWORKS, "own", NetworkSpec(network, ""))
+    settings: dict[str, Any] = {"model": "own", "momentum": 0.5, "participation": 0.6, "epochs": 1}
+    a, b = (train("fedavg", federation, engine=engine, **settings) for engine in engines)
+    assert same(a.scored_models(), b.scored_models(), 1e-10)
+    assert not any(torch.equal(tensor, a.start[name]) for name, tensor in a.server.items())
+
+
+class Counting(nn.Module):
+    """A module with a buffer of its own."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.ones(1), persistent=persistent)
+
+
+UNFIT = [
+    (lambda: nn.BatchNorm1d(2, momentum=0.01), "BatchNorm1d 0 .* leave momentum at 0.1"),
+    (lambda: nn.BatchNorm2d(2, momentum=None), "leave momentum at 0.1"),
+    (
+        lambda: nn.BatchNorm2d(2, track_running_stats=False),
+        "track_running_stats at True, or use nn.GroupNorm",
+    ),
+    (lambda: nn.SyncBatchNorm(2), "SyncBatchNorm 0 .* use nn.BatchNorm1d to 3d"),
+    (lambda: nn.InstanceNorm2d(2, track_running_stats=True), "InstanceNorm2d 0 .* at False"),
+    (lambda: nn.AlphaDropout(0.1), "AlphaDropout 0 .* use nn.Dropout, or"),
+    (lambda: nn.FeatureAlphaDropout(0.1), "FeatureAlphaDropout 0"),
+    (lambda: nn.Dropout(1.0), "use a rate below 1"),
+    (lambda: nn.RReLU(), "RReLU 0 .* like nn.LeakyReLU"),
+    (lambda: nn.FractionalMaxPool2d(2, 2), "draws no random numbers"),
+    (lambda: nn.LSTM(2, 2, num_layers=2, dropout=0.1), "LSTM 0 .* set its dropout to 0"),
+    (lambda: nn.MultiheadAttention(2, 1, dropout=0.1), "MultiheadAttention 0 .* set its dropout to 0"),
+    (lambda: nn.TransformerEncoderLayer(2, 1), "MultiheadAttention 0.self_attn"),
+    (lambda: nn.LazyLinear(2), "LazyLinear 0 .* number of inputs"),
+    (lambda: Counting(True), "register its buffer centre with persistent=False"),
+    (lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), "register its buffer _u"),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), UNFIT)
+def test_layers_that_would_not_train_as_torch_trains_them_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^network own: .*{message}"):
+        Network("own", lambda: nn.Sequential(build(), nn.Linear(2, 2)))
+
+
+FIT = [
+    lambda: nn.GroupNorm(1, 2),
+    lambda: nn.LayerNorm(2),
+    lambda: nn.InstanceNorm1d(2, affine=True),
+    lambda: nn.RNN(2, 2, num_layers=2),
+    lambda: nn.MultiheadAttention(2, 1),
+    lambda: nn.TransformerEncoderLayer(2, 1, dropout=0.0),
+    lambda: Counting(False),
+]
+
+
+@pytest.mark.parametrize("build", FIT)
+def test_layers_that_are_the_same_in_training_are_taken(build: Any) -> None:
+    network = Network("own", lambda: nn.Sequential(build(), nn.Linear(2, 2)))
+    assert network.init(0).keys() == {name for name, _ in build_named(build)} | {"1.weight", "1.bias"}
+
+
+def build_named(build: Any) -> list[tuple[str, Tensor]]:
+    """Parameters of a layer that stands first."""
+    return [(f"0.{name}", tensor) for name, tensor in build().named_parameters()]
 
 
 def test_running_statistics_are_averaged_sent_and_counted(federation: Any) -> None:

@@ -74,7 +74,7 @@ def build(source: Path, output: Path, *, pages: str = "html") -> int:
     command += ["-n", "-W", "--keep-going"]
     print(f"Building the site from {source}", flush=True)
     lines: list[str] = []
-    shown = ""
+    shown = ("", 0)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -82,9 +82,9 @@ def build(source: Path, output: Path, *, pages: str = "html") -> int:
             lines.append(line)
             if TROUBLE.search(line):
                 print(line, flush=True)
-            elif (step := PROGRESS.search(line)) and step[1] != shown:
-                shown = step[1]
-                print(f"  {shown}", flush=True)
+            elif (step := PROGRESS.search(line)) and (here := (step[1], int(step[2]) // 20)) != shown:
+                shown = here
+                print(f"  {step[1]}: {step[2]} %", flush=True)
     built = work / "_build" / pages
     first = "index.html" if pages == "html" else "intro.html"
     if process.returncode != 0 or not (built / first).is_file():

@@ -10,6 +10,8 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any, cast
 
+from torch import nn
+
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods.apfl import APFL
 from pfl_lite.methods.base import Method
@@ -125,6 +127,11 @@ def convert(what: str, value: Any, kind: type) -> Any:
     """
     if kind is str and isinstance(value, str):
         return value
+    if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
+        raise InputError(
+            f"{what} must be a name: `pfl_lite.models.register` gives one to your own network, and takes a class or "
+            "function that makes it from (channels, size, classes)"
+        )
     wanted = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}[kind]
     try:
         number = kind(value) if kind is not bool else {"true": True, "false": False}[str(value).lower()]

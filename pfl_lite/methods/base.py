@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -191,6 +192,36 @@ class Round(NamedTuple):
         return generator(self.seed, purpose, self.number)
 
 
+PAIRS = {
+    "init": "what the server and what the clients keep",
+    "local": "what goes up and what the client keeps",
+}
+"""Hooks that answer with two dicts."""
+
+
+def of_two(hook: str, answer: Callable[..., Any]) -> Callable[..., tuple[Params, Params]]:
+    """A method's `init` or `local` that raises an InputError where its answer is not two dicts."""
+
+    @wraps(answer)
+    def checked(self: Method, *args: Any, **kwargs: Any) -> tuple[Params, Params]:
+        given = answer(self, *args, **kwargs)
+        if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, dict) for one in given)):
+            raise InputError(
+                f"{type(self).__name__}.{hook} must return two dicts of tensors, {PAIRS[hook]} ({{}} for nothing)"
+            )
+        return given
+
+    return checked
+
+
+def unanswered(method: Method, hook: str) -> InputError:
+    """The error for a hook without a default that a method leaves out."""
+    return InputError(
+        f"{type(method).__name__} has no `{hook}`: a method answers `init`, `local` and `personal` itself, "
+        "or inherits them, for example from FedAvg"
+    )
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated learning method; its fields are its hyper-parameters.
@@ -214,6 +245,11 @@ class Method:
     tuning: ClassVar[int] = 0
     """`ft_epochs` of a run of this method, unless the run says otherwise."""
 
+    def __init_subclass__(cls) -> None:
+        """Let every answer of two parts be looked at once it is given, whoever asks."""
+        for hook in PAIRS.keys() & vars(cls).keys():
+            setattr(cls, hook, of_two(hook, vars(cls)[hook]))
+
     # ---- what is kept, sent and learned ---------------------------------------------------------------------------
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
@@ -222,7 +258,7 @@ class Method:
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         """What the server keeps, and what each client keeps (stacked [N, ...]), before the first round."""
-        raise NotImplementedError
+        raise unanswered(self, "init")
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         """The tensors that go down to client `id` (they are counted)."""
@@ -230,7 +266,7 @@ class Method:
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         """One client's work in one round: what it sends up (it is counted), and what it keeps."""
-        raise NotImplementedError
+        raise unanswered(self, "local")
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         """The new server state, from uploads [S, ...] of the clients that took part in a round.
@@ -264,7 +300,7 @@ class Method:
 
     def personal(self, server: Params, client: Params, work: Work) -> Params:
         """The model that is scored for this client."""
-        raise NotImplementedError
+        raise unanswered(self, "personal")
 
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
         """Logits [b, K] of a scored model on images x [b, C, H, W]."""

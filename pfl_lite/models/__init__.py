@@ -12,7 +12,7 @@ from torch import nn
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.models.large import VGG16, DeepMLP, FemnistCNN, MobileNetV2, PretrainedMobileNetV2
 from pfl_lite.models.lenet import LeNet
-from pfl_lite.models.network import Network, Params
+from pfl_lite.models.network import Network, Params, Parts
 from pfl_lite.models.small import MLP, Linear, SmallCNN
 
 __all__ = [
@@ -27,10 +27,12 @@ __all__ = [
     "Network",
     "NetworkSpec",
     "Params",
+    "Parts",
     "PretrainedMobileNetV2",
     "SmallCNN",
     "auto_network",
     "make_network",
+    "register",
 ]
 
 
@@ -56,6 +58,38 @@ NETWORKS: dict[str, NetworkSpec] = {
     "mlp256x9": NetworkSpec(partial(DeepMLP, depth=9), "nine layers, 256 wide, on the pixels"),
     "mlp256x10": NetworkSpec(partial(DeepMLP, depth=10), "ten layers, 256 wide, on the pixels"),
 }
+
+
+def register(
+    name: str, module: Callable[[int, int, int], nn.Module], about: str = "", *, size: int | None = None
+) -> None:
+    """Give one's own network a name, under which `run(model=name)`, `make_network` and the other networks' users find it.
+
+    Args:
+        name: a name that is free. The same class or function may take its own again, as in a cell that is run twice.
+        module: a class or function that makes a module, with fresh initial values, from (channels, size, classes).
+        about: one line about it.
+        size: pixels a side of the images that it insists on, if it does.
+
+    Raises:
+        InputError: the name is taken, or `module` is a module and not what makes one.
+    """
+    if isinstance(module, nn.Module) or not callable(module):
+        raise InputError(
+            f"register('{name}', ...) needs a class or function that makes a module from (channels, size, classes), "
+            f"not a {type(module).__name__}: every copy of a network starts from initial values of its own"
+        )
+    known = NETWORKS.get(name)
+    if name == "auto" or (known is not None and origin(known.module) != origin(module)):
+        raise InputError(
+            f"the name '{name}' is taken: give the network one that is not among {', '.join(NETWORKS)}"
+        )
+    NETWORKS[name] = NetworkSpec(module, about, size)
+
+
+def origin(module: Callable[..., nn.Module]) -> tuple[object, object]:
+    """Where a class or function was written: its module and its name there; of anything else, itself."""
+    return getattr(module, "__module__", None), getattr(module, "__qualname__", module)
 
 
 def auto_network(name: str, data: str, size: int | None = None) -> str:

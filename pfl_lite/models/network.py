@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfl_lite.errors import InputError
-from pfl_lite.models.training import is_statistic, training_twin
+from pfl_lite.models.training import DROPOUTS, check_layers, is_statistic, training_twin
 from pfl_lite.seeds import generator
 
 Params = dict[str, Tensor]
@@ -93,6 +93,9 @@ class Network:
         dtype: floating-point type of the parameters.
         device: where the parameters live.
         shape: (C, H, W) of the images it is made for.
+
+    Raises:
+        InputError: a layer would not train here as torch trains it (see `training.misfit`).
     """
 
     def __init__(
@@ -106,9 +109,11 @@ class Network:
     ) -> None:
         self.name, self.build, self.dtype, self.device, self.shape = name, build, dtype, device, shape
         with torch.random.fork_rng(devices=[]):  # its random values are never used
-            self._template = build().to(device=device, dtype=dtype).eval()
+            self._template = build()
+        check_layers(name, self._template)
+        self._template.to(device=device, dtype=dtype).eval()
         self.layers = layers_of(floats_of(self._template))
-        self.dropout = any(isinstance(layer, nn.Dropout) for layer in self._template.modules())
+        self.dropout = any(isinstance(layer, DROPOUTS) for layer in self._template.modules())
         self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
         self._resized: dict[int, Network] = {}
         twin = training_twin(self._template)
@@ -123,8 +128,21 @@ class Network:
         return sum(tensor.numel() for tensor in self._template.parameters())
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits [b, K] of images x [b, C, H, W] under the given parameters."""
-        return functional_call(self._template, dict(params), (x,))
+        """Logits [b, K] of images x [b, C, H, W] under the given parameters.
+
+        Raises:
+            InputError: a parameter has a name that is not the network's.
+        """
+        try:
+            return functional_call(self._template, dict(params), (x,))
+        except AttributeError as error:
+            own = {name for layer in self.layers.values() for name in layer}
+            if strange := [name for name in params if name not in own]:
+                raise InputError(
+                    f"network {self.name} has no parameter '{strange[0]}' (its own: {', '.join(sorted(own))}): "
+                    "`unpack(prefix, params)` takes off the prefix that `pack` put before a name"
+                ) from error
+            raise
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """What the last layer reads [b, d], for images x [b, C, H, W]; the last layer's own parameters are not used."""
@@ -140,6 +158,11 @@ class Network:
         return self._part("classify", params, a)
 
     def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        if not hasattr(self._template, method):
+            raise InputError(
+                f"this method asks for `{method}`, which network {self.name} has not: derive its class from "
+                "`pfl_lite.models.Parts`, and answer `extract`, `hidden` and `classify`"
+            )
         part = Part(self._template, method)
         return functional_call(part, {f"network.{name}": tensor for name, tensor in params.items()}, (x,))
 
@@ -164,8 +187,9 @@ class Network:
         def build() -> nn.Module:
             module = self.build()
             above, _, name = self.last.rpartition(".")
-            old = module.get_submodule(self.last)
-            setattr(module.get_submodule(above), name, nn.Linear(old.in_features, outputs))  # type: ignore[arg-type]
+            setattr(
+                module.get_submodule(above), name, nn.Linear(self._classifier(module).in_features, outputs)
+            )
             return module
 
         self._resized[outputs] = Network(
@@ -181,11 +205,26 @@ class Network:
     @property
     def classes(self) -> int:
         """K, outputs of the last layer."""
-        return len(self._template.get_parameter(f"{self.last}.bias"))
+        return self._classifier(self._template).out_features
+
+    def _classifier(self, module: nn.Module) -> nn.Linear:
+        """The last layer of a module of this network.
+
+        Raises:
+            InputError: it is not `nn.Linear` with a bias.
+        """
+        layer = module.get_submodule(self.last)
+        if not isinstance(layer, nn.Linear) or layer.bias is None:
+            raise InputError(
+                f"this method needs nn.Linear with a bias as the last layer that network {self.name} creates, "
+                f"not {type(layer).__name__} {self.last}"
+            )
+        return layer
 
     def is_dense(self, layer: str) -> bool:
         """Whether a layer's weight is a matrix, and not a stack of filters or the scale of a batch norm."""
-        return self._template.get_parameter(f"{layer}.weight").dim() == 2
+        weight = getattr(self._template.get_submodule(layer), "weight", None)
+        return weight is not None and weight.dim() == 2
 
     @property
     def in_parts(self) -> bool:
