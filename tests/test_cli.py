@@ -445,7 +445,7 @@ def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
 
     kept = tmp_path / "run.pt"
     assert call(*common, "--partition", parts, "--checkpoint", kept).exit_code == 0
-    assert call("partition", *spec, "--seed", 6, "--out", parts).exit_code == 0
+    assert call("partition", *spec, "--seed", 6, "--out", parts, "--force").exit_code == 0
     for given, words in (
         (["--partition", parts, "--checkpoint", kept], "it differs in partition"),
         (["--partition", pinned], "is not the file that it was"),

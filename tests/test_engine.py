@@ -342,7 +342,7 @@ def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tm
         ({"mo": 1}, "unknown setting of fedavg 'mo'"),
         (
             {"round": 3},
-            r"did you mean rounds\? \(its own: none; of every run: data, model, .*rounds, .*tf32\)",
+            r"did you mean rounds\? \(its own: weights; of every run: data, model, .*rounds, .*tf32\)",
         ),
         (
             {"device": "cuda:1"},
