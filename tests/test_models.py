@@ -297,7 +297,8 @@ def test_a_layer_is_dense_if_its_weight_is_a_matrix() -> None:
 
 def test_a_parameter_of_another_name_is_named() -> None:
     network = make_network("linear", 1, 8, 10)
-    packed = {f"shared/{name}": tensor for name, tensor in network.init(0).items()}
+    own = network.init(0)
+    packed = own | {f"shared/{name}": tensor for name, tensor in own.items()}
     with pytest.raises(
         InputError, match=r"linear has no parameter 'shared/fc.weight' .*`unpack\(prefix, params\)`"
     ):
