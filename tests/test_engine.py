@@ -16,7 +16,7 @@ from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, finite, load_model, run
 from pfl_lite.errors import InputError
-from pfl_lite.methods import METHODS, FedProx
+from pfl_lite.methods import METHODS, FedAvg, FedProx
 from pfl_lite.models import make_network
 
 
@@ -353,6 +353,11 @@ def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tm
 def test_bad_settings_are_refused_before_any_work(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         make_config("fedavg", **settings)
+
+
+def test_a_method_s_class_is_told_from_a_method() -> None:
+    with pytest.raises(InputError, match=r"by its name or with its settings: write FedAvg\(\)"):
+        make_config(FedAvg)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedmb", "fedfomo", "scaffold"])

@@ -205,6 +205,17 @@ class Plain(nn.Module):
         return self.fc(self.conv(x).flatten(1))
 
 
+class Deeper(nn.Module):
+    """A convolution and two linear layers in a plain module."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.conv, self.fc1, self.fc2 = nn.Conv2d(channels, 2, size), nn.Linear(2, 3), nn.Linear(3, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.fc1(self.conv(x).flatten(1)))
+
+
 class Headless(nn.Module):
     """One convolution, whose outputs are the logits."""
 
@@ -222,6 +233,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pfl_lite.engine.rounds.NETWORKS", known)
     monkeypatch.setattr("pfl_lite.engine.provenance.NETWORKS", known)
     register("plain", Plain, "a small one")
+    register("deeper", Deeper)
     register("headless", Headless)
 
 
@@ -272,6 +284,8 @@ def test_a_module_for_a_name_is_told_how_to_get_one(module: Any) -> None:
             "asks for `features`, which network plain has not: derive its class from `pfl_lite",
         ),
         ("plain", "pfl_mfe", "asks for `features`, which network plain has not"),
+        ("deeper", "pfl_mfe", "asks for `extract`, which network deeper has not"),
+        ("headless", "moon", "needs nn.Linear with a bias as the last layer .* not Conv2d conv"),
         ("headless", "fedmn", "needs nn.Linear with a bias as the last layer .* not Conv2d conv"),
     ],
 )

@@ -193,6 +193,8 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     Raises:
         InputError: an unknown method or setting, a value of the wrong type or out of range.
     """
+    if isinstance(method, type):
+        raise InputError(f"a method is given by its name or with its settings: write {method.__name__}()")
     names = {"int": int, "float": float, "str": str, "bool": bool}
     kinds = {f.name: names[str(f.type).split(" ")[0]] for f in fields(RunConfig) if f.name != "method"}
     own = {name: value for name, value in settings.items() if name not in kinds}

@@ -44,7 +44,10 @@ class Moon(FedAvg):
         plain = network.init(seed)
         if not self.projection:
             return plain
-        classes, width = plain[f"{network.last}.weight"].shape
+        classes, width = (
+            network.classes,
+            plain[f"{network.last}.weight"].shape[1],
+        )  # refuses what is not linear first
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "projection head").integers(2**62)))
             layers = {

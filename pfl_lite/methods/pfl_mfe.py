@@ -29,6 +29,8 @@ class PFLMFE(PFLMF):
             raise InputError(
                 f"{self.name}: head must be dense, last or {first}, whose features the gate can read, not '{self.head}'"
             )
+        if cut.head not in [layers_from(network, where, self.name) for where in ("last", first)]:
+            network.check_part("extract")  # else the gate would read pixels, as PFL-MF's
         return cut
 
     def gate_reads(self, cut: Cut, theta: Params, x: Tensor, read: Tensor) -> Tensor:

@@ -157,12 +157,16 @@ class Network:
         """Logits [b, K] from what `extract` gives [b, d]; the parameters of the convolutions are not used."""
         return self._part("classify", params, a)
 
-    def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def check_part(self, method: str) -> None:
+        """Raise an InputError unless the network can be asked for a part: `features`, `extract` or `classify`."""
         if not hasattr(self._template, method):
             raise InputError(
                 f"this method asks for `{method}`, which network {self.name} has not: derive its class from "
                 "`pfl_lite.models.Parts`, and answer `extract`, `hidden` and `classify`"
             )
+
+    def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        self.check_part(method)
         part = Part(self._template, method)
         return functional_call(part, {f"network.{name}": tensor for name, tensor in params.items()}, (x,))
 
