@@ -67,7 +67,7 @@ def test_the_code_on_data_runs_by_itself() -> None:
 
 def test_the_table_of_answers_is_the_code_s() -> None:
     rows = re.findall(
-        r"^\| `(\w+)\((.*?)\)` \|.*\| (.*?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| `(\w+)` \((.*?)\) \|.*\| (.*?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )
     assert len(rows) == 13
     for name, arguments, default in rows:
