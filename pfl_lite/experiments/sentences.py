@@ -155,9 +155,9 @@ def _() -> tuple[str, str]:
 def _() -> tuple[str, str]:
     numbers = printed("pFedMB", "II")
     worst = numbers.rsub(numbers.max(axis=1), axis=0).max().sort_values()
-    fits = pd.Series([worst.index[0] == "pFedMB", *(numbers["pFedMB"] > numbers["Local"])])
-    return verdict(fits), (
-        f"above Local everywhere; its largest distance to the best of a setting is {worst['pFedMB']:.2f} points, that of "
+    helps = numbers["pFedMB"] > numbers["Local"]
+    return verdict(pd.Series([worst.index[0] == "pFedMB", *helps])), (
+        f"above Local in {count(helps)}; its largest distance to the best of a setting is {worst['pFedMB']:.2f} points, that of "
         f"{worst.index[1]}, the next, {worst.iloc[1]:.2f}"
     )
 
