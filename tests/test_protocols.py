@@ -39,12 +39,13 @@ def test_budgets_differ_in_what_is_spent_and_in_nothing_else(one: Experiment) ->
         "clients",
         "model",
         "epochs",
-        "batch_size",
         "participation",
         "metric",
         "measures",
     ):
         assert getattr(paper, name) == getattr(one, name)
+    said = f"Mini-batches of {one.batch_size} images; the paper has {paper.batch_size}"
+    assert any(said in words for words in one.deviations) == (one.batch_size != paper.batch_size)
     assert paper.common == one.common and paper.name == f"{one.name}-paper" and paper.budget == "paper"
     for arm in one.arms:
         other = paper.arm(arm.key)
