@@ -33,7 +33,7 @@ def table1_deviations(rounds: int, searched: int, candidates: str) -> tuple[str,
         "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
         "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
         "Participation is not stated for this table: all ten clients train in every round.",
-        "Local trains as many epochs as the others (rounds x E) instead of until convergence.",
+        "Local trains as many epochs as FedAvg's clients (rounds x E) instead of until convergence.",
         "pFedMB's clients train 2 E epochs a round (E on alpha, E on W), as in the paper: twice the others' local work.",
     )
 
@@ -166,7 +166,7 @@ def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool
         "images gets no more, as in PFNM's code, and each has at least ten.",
         "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
         "Normalisation is not stated: per-channel mean and standard deviation, no augmentation.",
-        "Local's clients train when they are sampled, as many epochs as the others', instead of until convergence.",
+        "Local's clients train when they are sampled, as many epochs as FedAvg's, instead of until convergence.",
     )
 
 
