@@ -241,7 +241,7 @@ def test_lists(command: str) -> None:
         (["run", "pfl_ft", "--set", "ft_lr=3"], "use --ft-lr"),
         (["run", "fedavg", "--ft-batch-size", "8"], "left out unless ft_epochs is positive"),
         (["run", "fedavg", "--augment", "blur"], "none, crop_flip"),
-        (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "not with partition concept:2"),
+        (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "some of these see labels changed"),
         (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
         (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),

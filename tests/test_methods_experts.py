@@ -29,10 +29,11 @@ from toy import (
     zero_start,
 )
 
+from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.augment import crop_flip, random_crops
 from pfl_lite.engine.local_sgd import epoch_orders, part_of
 from pfl_lite.engine.metrics import whole_test
-from pfl_lite.engine.rounds import Simulation, load_model
+from pfl_lite.engine.rounds import Simulation, load_model, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import make_method
 from pfl_lite.methods.base import unpack
@@ -555,7 +556,7 @@ def test_final_models_are_scored_on_all_test_images(
     [
         (
             {"partition": "concept:2"},
-            "labels that mean the same to all clients: not with partition concept:2",
+            "labels that mean the same to all clients, but some of these see labels changed",
         ),
         ({"split": "fedem"}, "test images apart from the training images, which digits lacks here"),
         ({"whole_test": "perhaps"}, "whole_test must be true or false"),
@@ -565,6 +566,13 @@ def test_final_models_are_scored_on_all_test_images(
 def test_what_cannot_be_scored_or_augmented_is_refused(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         untrained("fedavg", **({"whole_test": True} | settings))
+
+
+def test_a_federation_that_relabels_is_not_scored_on_all_test_images() -> None:
+    given = make_federation("digits", "concept:2", 4, 0)
+    assert given.relabelled and not make_federation("digits", "iid", 4, 0).relabelled
+    with pytest.raises(InputError, match="some of these see labels changed: leave it out"):
+        run("fedavg", federation=given, rounds=1, whole_test=True)
 
 
 def test_the_code_s_preset_is_what_the_docstring_says() -> None:

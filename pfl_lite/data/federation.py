@@ -30,7 +30,7 @@ class Federation:
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
     rewritten when the federation was built, so that nobody need know of it afterwards. `groups` int64
     [clients], on the CPU, are the true groups of the clients; None where the partition makes none. No method
-    may look at them.
+    may look at them. `relabelled` says whether any client sees other labels than the data set's.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Federation:
     val: list[Tensor]
     test: list[Tensor]
     groups: Tensor | None = None
+    relabelled: bool = False
 
     @classmethod
     def build(
@@ -91,6 +92,7 @@ class Federation:
             val=val,
             test=test,
             groups=None if groups is None else torch.from_numpy(groups),
+            relabelled=any(client.relabel is not None for client in clients),
         )
 
     def __len__(self) -> int:

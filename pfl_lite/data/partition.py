@@ -893,13 +893,6 @@ def pinned(spec: str) -> str:
     return f"{path}#{digest or _digest(_content(path))}"
 
 
-def relabels(spec: str, clients: int, classes: int) -> bool:
-    """Whether a partition makes clients that see other labels than the data set's; raises InputError as `parse` does."""
-    if is_file(spec):
-        return any(client.relabel is not None for client in load_partition(spec))
-    return parse(spec).relabelling(clients, classes) is not None
-
-
 def _located(spec: str) -> tuple[str, str]:
     """Path and digest of `clients.npz#DIGEST`; there is none in `clients.npz`."""
     path, named, digest = spec.strip().partition(".npz#")

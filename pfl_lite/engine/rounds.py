@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.data.partition import relabels
 from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History, diverged_in
@@ -572,9 +571,10 @@ def check_whole_test(federation: Federation, config: RunConfig) -> None:
         raise InputError(
             f"whole_test needs test images apart from the training images, which {config.data} lacks here"
         )
-    if relabels(config.partition, config.clients, federation.classes):
+    if federation.relabelled:
         raise InputError(
-            f"whole_test needs labels that mean the same to all clients: not with partition {config.partition}"
+            "whole_test needs labels that mean the same to all clients, but some of these see labels changed: "
+            "leave it out, or use a partition that changes none"
         )
 
 
