@@ -24,6 +24,8 @@ def source() -> Path:
 def copy_results(folder: Path) -> None:
     """Copy the stored results that some chapters read to `folder/data`; a chapter in `folder` then finds them.
 
+    A file that is there already stays as it is: it may be a result of the reader's own.
+
     Raises:
         InputError: this installation has no chapters.
         OSError: `folder` cannot be written.
@@ -31,11 +33,19 @@ def copy_results(folder: Path) -> None:
     book = source()
     data = book / "data" if (book / "data").is_dir() else book.parent / "data"
     if data.is_dir():
-        shutil.copytree(data, folder / "data", dirs_exist_ok=True)
+        shutil.copytree(data, folder / "data", copy_function=copy_if_new, dirs_exist_ok=True)
+
+
+def copy_if_new(source: str, target: str) -> None:
+    """Copy a file to where there is none."""
+    if not Path(target).exists():
+        shutil.copy2(source, target)
 
 
 def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
     """Copy the chapters to `folder`, with the stored results that some of them read below `folder/data`.
+
+    `force` replaces chapters, never results.
 
     Returns the notebooks that were written. In that folder, `jupyter lab` runs them.
 

@@ -344,6 +344,16 @@ def test_no_chapter_is_replaced_unasked(tmp_path: Path) -> None:
         copies.copy_chapters(changed)
 
 
+def test_no_result_is_replaced_at_all(tmp_path: Path) -> None:
+    shipped = next((ROOT / "data/results").glob("*/*.json")).relative_to(ROOT)
+    (tmp_path / shipped).parent.mkdir(parents=True)
+    (tmp_path / shipped).write_text("mine")
+    for force in (False, True):
+        copies.copy_chapters(tmp_path, force)
+        assert (tmp_path / shipped).read_text() == "mine"
+    assert (tmp_path / "data/paper_tables.csv").is_file()
+
+
 def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook says which files go where; hatchling itself is only there while a wheel is built."""
     interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
