@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def quick(method: str, **settings: Any) -> dict[str, Any]:
     return usual | kept
 
 
-def simulation(federation: Any, method: str = "fedavg", **settings: Any) -> Simulation:
+def simulation(federation: Any, method: str | FedAvg = "fedavg", **settings: Any) -> Simulation:
     return Simulation(make_config(method, **(FAST | settings)), federation)
 
 
@@ -316,6 +316,26 @@ def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tm
     sim.save_models(tmp_path / "models.npz")
     with pytest.raises(InputError, match="holds no global model: add client=0"):
         load_model(tmp_path / "models.npz", sim.network)
+
+
+def test_models_of_a_method_of_one_s_own_need_its_class(
+    federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Mine(FedAvg):
+        name: ClassVar[str] = "mine"
+
+    sim, path = simulation(federation, Mine()), tmp_path / "models.npz"
+    sim.save_models(path)
+    with pytest.raises(
+        InputError, match=r"of the method 'mine', which is not known here: .* METHODS\['mine'\] = "
+    ):
+        load_model(path, sim.network)
+    monkeypatch.setitem(METHODS, "mine", Mine)
+    assert load_model(path, sim.network) is not None
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    with pytest.raises(InputError, match="holds no trained models"):
+        load_model(tmp_path / "array.npy", sim.network)
 
 
 @pytest.mark.parametrize(

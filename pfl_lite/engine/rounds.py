@@ -35,7 +35,7 @@ from pfl_lite.engine.provenance import code_of
 from pfl_lite.engine.workers import Forked
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
-from pfl_lite.methods import Method, make_method
+from pfl_lite.methods import METHODS, Method, make_method
 from pfl_lite.methods.base import Round, unpack
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
@@ -643,18 +643,25 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
 
     Raises:
-        InputError: there is no such file, it holds no such model, or one of another network.
+        InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             stored = {name: arrays[name] for name in arrays.files}
-        method = make_method(**json.loads(str(stored["method"])))
+        own = json.loads(str(stored["method"]))
+        name = own["name"]
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
         ) from error
+    if name not in METHODS:
+        raise InputError(
+            f"{path} holds models of the method '{name}', which is not known here: enter its class first, "
+            f"METHODS['{name}'] = ... (from pfl_lite.methods)"
+        )
+    method = make_method(**own)
     group = "global" if client is None else "personal"
     found = unpack(group, stored)
     if not found:
