@@ -192,6 +192,10 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any,
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(InputError, match="cannot be read: delete it"):
         simulation(federation).load(path)
+    for foreign in ({"w": torch.zeros(3)}, torch.zeros(3)):  # of torch, but no checkpoint
+        torch.save(foreign, path)
+        with pytest.raises(InputError, match="cannot be read: delete it"):
+            simulation(federation).load(path)
 
 
 def test_a_training_is_taken_over_only_where_it_would_be_the_same(federation: Any, tmp_path: Path) -> None:

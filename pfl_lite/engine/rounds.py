@@ -430,7 +430,7 @@ class Simulation:
                 differ in what clients do after the last round): its training is taken over, and what follows it is done.
 
         Raises:
-            InputError: the file is damaged, or belongs to another configuration, or the other run trains differently.
+            InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
         if trained_by is not None and not trains_alike(self.config, trained_by):
             raise InputError(
@@ -438,6 +438,8 @@ class Simulation:
             )
         try:
             content = torch.load(path, map_location=self.config.device, weights_only=True)
+            if not (isinstance(content, dict) and self._content().keys() <= content.keys()):
+                raise ValueError("written by torch, but no checkpoint")
         except Exception as error:  # torch raises many kinds for a file that is not its own
             raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
         mine, there = trajectory(trained_by or self.config), with_defaults(content["config"])
