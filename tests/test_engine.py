@@ -465,6 +465,8 @@ def test_a_federation_that_does_not_fit_is_refused(
 
 def test_an_unfinished_run_can_be_reported_and_has_no_stale_tuned_models(federation: Any) -> None:
     sim = simulation(federation, rounds=4, ft_epochs=1, ft_every=2, eval_every=4)
+    with pytest.raises(InputError, match="nothing to report before the first round: call run"):
+        sim.report()
     sim.step()
     assert sim.report()["final"] is None and not sim.report()["complete"]
     sim.step()

@@ -470,7 +470,13 @@ class Simulation:
         return self._tuned if self._tuned is not None else self.personal_models()
 
     def report(self) -> dict[str, Any]:
-        """The run as plain values: what the JSON file holds."""
+        """The run as plain values: what the JSON file holds.
+
+        Raises:
+            InputError: nothing has been trained yet.
+        """
+        if not self.history.rounds:
+            raise InputError("there is nothing to report before the first round: call run() or step() first")
         last = self.history.rounds[-1]
         tuned = bool(self.config.ft_epochs)
         report = {
