@@ -151,6 +151,14 @@ def check_new(path: Path | None, force: bool, *endings: str) -> None:
         raise InputError(f"{path} is there already: name another file, or replace it with --force")
 
 
+def check_apart(**paths: Path | None) -> None:
+    """Raise an InputError where two options name one file: what is written last would replace the other."""
+    names: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path is not None and (first := names.setdefault(path.resolve(), name)) != name:
+            raise InputError(f"--{first} and --{name} both name {path}: give each a file of its own")
+
+
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="explain this method's settings")] = None,
@@ -373,7 +381,7 @@ def run(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSON with every round and the clients' final numbers")
+        Path | None, typer.Option(help=".json with every round and the clients' final numbers")
     ] = None,
     save: Annotated[
         Path | None,
@@ -394,9 +402,10 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
     """
-    check_new(out, force)
+    check_new(out, force, ".json")
     check_new(save, force, ".npz")
     check_writable(checkpoint)
+    check_apart(out=out, save=save, checkpoint=checkpoint)
     own = parse_settings(set_ or [])
     options = {
         "data": data, "model": model, "partition": partition, "split": split, "clients": clients,

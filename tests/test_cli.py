@@ -257,6 +257,12 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
         (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz"),
+        (["run", "fedavg", "--out", "run.npz"], "run.npz must end in .json"),
+        (
+            ["run", "fedavg", "--out", "x.json", "--checkpoint", "./x.json"],
+            "--out and --checkpoint both name",
+        ),
+        (["run", "fedavg", "--save", "x.npz", "--checkpoint", "x.npz"], "--save and --checkpoint both name"),
         (["partition", "--out", "parts.json"], "parts.json must end in .npz"),
         (["partition", "--plot", "x.xyz"], "x.xyz must end in .png or .svg or .pdf"),
         (["partition", "--plot", "x"], "x must end in .png or .svg or .pdf"),
