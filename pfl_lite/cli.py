@@ -434,8 +434,8 @@ def run(
     from pfl_lite.engine.config import make_config
     from pfl_lite.engine.rounds import Simulation
 
-    # small networks are faster with one thread; the variable is how PyTorch's users ask for more
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
+        torch.set_num_threads(1)  # small networks are faster so
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)

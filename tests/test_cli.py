@@ -107,6 +107,17 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert sum(p.numel() for p in module.parameters()) == 3_658
 
 
+@pytest.mark.parametrize(("asked", "threads"), [("4,2", []), (None, [1])])
+def test_threads_are_torch_s_to_choose_where_they_are_asked_for(
+    asked: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", given.append)
+    monkeypatch.delenv("OMP_NUM_THREADS") if asked is None else monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    result = call("run", "local", "--model", "linear", "--clients", "3", "--rounds", "1")
+    assert result.exit_code == 0 and given == threads
+
+
 def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
     out, save = tmp_path / "run.json", tmp_path / "models.npz"
     result = call("run", "fedavg", "--rounds", "2", "--lr", "1e30", "--out", out, "--save", save)
