@@ -420,8 +420,9 @@ def run(
         raise InputError("--set method=... is not a setting: the method is the first word after run")
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
-    if workers > 1:  # a process that sees a GPU cannot be forked
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    if workers > 1:
+        if device != "cuda":  # which is refused; a process that sees a GPU cannot be forked
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
         from joblib import cpu_count
 
         if workers > (cores := cpu_count()):

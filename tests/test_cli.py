@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -116,6 +117,17 @@ def test_threads_are_torch_s_to_choose_where_they_are_asked_for(
     monkeypatch.delenv("OMP_NUM_THREADS") if asked is None else monkeypatch.setenv("OMP_NUM_THREADS", asked)
     result = call("run", "local", "--model", "linear", "--clients", "3", "--rounds", "1")
     assert result.exit_code == 0 and given == threads
+
+
+def test_workers_on_a_gpu_are_told_where_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    # it is there for who may see it
+    monkeypatch.setattr("torch.cuda.is_available", lambda: "CUDA_VISIBLE_DEVICES" not in os.environ)
+    said = refused("run", "fedavg", "--workers", 2, "--device", "cuda")
+    assert said.splitlines()[-1] == (
+        "pfl-lite: 2 workers share out the cores of a processor: use --device cpu, or one worker"
+    )
 
 
 def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:

@@ -561,13 +561,13 @@ def check_workers(workers: int, config: RunConfig) -> None:
     """Raise an InputError unless so many processes can share out the clients of a round."""
     if workers < 1:
         raise InputError(f"workers must be 1 or more, not {workers}")
+    if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
+        raise InputError(
+            f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
+        )
     if workers > 1 and config.engine != "loop":
         raise InputError(
             f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
-        )
-    if workers > 1 and config.device == "cuda":
-        raise InputError(
-            f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
         )
     if workers > 1 and config.method.in_turns:
         raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
