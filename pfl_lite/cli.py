@@ -62,11 +62,17 @@ class PartitionCommand(TyperCommand):
 
 
 def setting_hint(error: Exception) -> str | None:
-    """Where an unknown option is a method's setting: how it is given."""
+    """Where an unknown option of a command with --set is a setting of a method or of every run: how it is given."""
+    from pfl_lite.engine.config import RunConfig
     from pfl_lite.methods import METHODS
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    options = {option.name for option in getattr(command, "params", ())}
+    if "set_" not in options or name in options:  # --batch_size is --batch-size written wrong
+        return None
     owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
+    owners += ["every run"] if name in RunConfig.__dataclass_fields__ else []
     return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..." if owners else None
 
 

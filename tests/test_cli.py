@@ -367,6 +367,16 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
     said = refused("run", "pfedme", "--lam", "3")
     assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto: use --set lam=...\n"
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
+    for option in ("ft-epochs", "ft-every", "convolution"):
+        name = option.replace("-", "_")
+        said = refused("run", "fedavg", f"--{option}", "5")
+        assert said == f"pfl-lite: {name} is a setting of every run: use --set {name}=...\n"
+    for wrong in (
+        ("run", "fedavg", "--batch_size", "8"),
+        ("bench", "--lam", "1"),
+        ("bench", "--ft-epochs", "1"),
+    ):
+        assert "No such option: " in refused(*wrong)
 
 
 @pytest.mark.parametrize(
