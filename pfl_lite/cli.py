@@ -469,7 +469,7 @@ def run(
         warnings.showwarning = tell
         simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
-    typer.echo(summary(report))
+    typer.echo(summary(report, simulation.history.unseen))
     if out is not None:
         write_json(out, report)
         typer.echo(f"wrote {out}")
@@ -496,18 +496,16 @@ def opening(simulation: Simulation) -> str:
     )
 
 
-def summary(report: dict[str, Any]) -> str:
-    """A finished run in a few lines."""
+def summary(report: dict[str, Any], unseen: list[int]) -> str:
+    """A finished run in a few lines; `unseen` are the clients that were held out of it."""
     last = report["rounds"][-1]
     names = {"personal": "personal models", "global": "global model", "tuned": "after fine-tuning"}
-    lines = [
-        f"{report['method']}, round {last['round']}, means over {len(report['final']['test_size'])} clients:"
-    ]
-    for key, title in names.items():
-        if last.get(f"{key}_accuracy") is not None:
-            loss = last[f"{key}_loss"]
-            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
-            lines.append(f"  {title:<18} test accuracy {100 * last[f'{key}_accuracy']:6.2f} %   loss {shown}")
+    # clients without test images have no score
+    tested = {i for i, images in enumerate(report["final"]["test_size"]) if images}
+    lines = [f"{report['method']}, round {last['round']}, means over {len(tested - {*unseen})} clients:"]
+    lines += score_lines(last, "", names)
+    if newcomers := score_lines(last, "unseen_", names):
+        lines += [f"  newcomers, means over {len(tested & {*unseen})} clients:", *newcomers]
     for key, scores in last.get("whole_test", {}).items():
         both = [
             f"{name.replace('_', ' ')} {100 * scores[name]:6.2f} %" for name in ("global_test", "local_test")
@@ -518,6 +516,17 @@ def summary(report: dict[str, Any]) -> str:
         f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
     )
     return "\n".join(lines)
+
+
+def score_lines(entry: dict[str, Any], prefix: str, names: dict[str, str]) -> list[str]:
+    """A line for every kind of model (key -> title in `names`) that a round has scored, on clients by the `prefix`."""
+    lines = []
+    for key, title in names.items():
+        accuracy, loss = (entry.get(f"{prefix}{key}_{quantity}") for quantity in ("accuracy", "loss"))
+        if accuracy is not None:
+            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
+            lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f} %   loss {shown}")
+    return lines
 
 
 def parse_budget(text: str) -> float:

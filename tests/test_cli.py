@@ -108,6 +108,19 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert sum(p.numel() for p in module.parameters()) == 3_658
 
 
+def test_means_are_over_the_clients_that_are_in_them_and_newcomers_have_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    few = ["run", "fedavg", "--model", "linear", "--partition", "iid", "--rounds", "1"]
+    said = call(*few, "--clients", 6, "--unseen", 2, "--out", out).stdout
+    lines, last = said.splitlines(), json.loads(out.read_text())["rounds"][-1]
+    at = lines.index("  newcomers, means over 2 clients:")
+    assert lines[0] == "fedavg, round 1, means over 4 clients:"
+    for line, name in ((lines[1], "personal_accuracy"), (lines[at + 1], "unseen_personal_accuracy")):
+        assert line.startswith(f"  personal models    test accuracy {100 * last[name]:6.2f} %   loss ")
+    said = call(*few, "--clients", 400).stdout  # 359 test images
+    assert said.startswith("fedavg, round 1, means over 359 clients:") and "newcomers" not in said
+
+
 @pytest.mark.parametrize(("asked", "threads"), [("4,2", []), (None, [1])])
 def test_threads_are_torch_s_to_choose_where_they_are_asked_for(
     asked: str | None, threads: list[int], monkeypatch: pytest.MonkeyPatch
