@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 class PoliteGroup(TyperGroup):
-    """Bad input ends with its one sentence and exit code 2, without a traceback."""
+    """Bad input ends with its one sentence and exit code 2, without a traceback; a warning is its sentence alone."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an `InputError` becomes a message."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = tell
+                return super().invoke(ctx)
         except InputError as error:
             typer.echo(f"pfl-lite: {error}", err=True)
             raise typer.Exit(2) from error
@@ -465,9 +467,7 @@ def run(
             said = time.monotonic()
         return False
 
-    with warnings.catch_warnings():
-        warnings.showwarning = tell
-        simulation.run(checkpoint=checkpoint, stop=sign_of_life)
+    simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(summary(report, simulation.history.unseen))
     if out is not None:

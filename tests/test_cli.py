@@ -483,6 +483,14 @@ def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> No
     )
 
 
+def test_a_warning_is_its_sentence_alone(tmp_path: Path) -> None:
+    damaged = tmp_path / "pfedmb-table1" / "local-seed0.json"
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    said = call("table", "pfedmb-table1", "--ledger", tmp_path).stderr
+    assert said.startswith(f"pfl-lite: ledger file {damaged} is damaged: ") and len(said.splitlines()) == 1
+
+
 def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
     parts, spec = tmp_path / "parts.npz", ["--data", "digits:0.3", "--clients", 4]
     assert call("partition", *spec, "--partition", "concept:2", "--seed", 5, "--out", parts).exit_code == 0
