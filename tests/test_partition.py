@@ -789,6 +789,15 @@ def test_every_recipe_is_described_and_parsed() -> None:
         ),
     ):
         assert parse(spec).spec == spec
+    for exact in (
+        parts.Dirichlet(0.12345678),
+        parts.DirichletRounded(1e-7 / 3),
+        parts.ClassShares(2, 0.1 + 0.2, 1234567.8),
+        parts.LabelGroups(3, 1 / 3),
+        parts.Pachinko(2 / 3, 1e7 + 1),
+    ):
+        assert parse(exact.spec) == exact
+    assert parts.Dirichlet(1e6).spec == "dirichlet:1e+06"  # texts stay as short as they were
     assert parse("blocks:12") == parts.Blocks(12) and parse("concept:4") == parts.Concept(4)
     assert parse(" dirichlet:4e-1 ") == parts.Dirichlet(0.4)
 

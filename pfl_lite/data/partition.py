@@ -221,7 +221,7 @@ class ClassShares(Partitioner):
 
     @property
     def spec(self) -> str:
-        return f"shares:{self.k}:{self.low:g}:{self.high:g}"
+        return f"shares:{self.k}:{_text(self.low)}:{_text(self.high)}"
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> ClassShares:
@@ -261,7 +261,7 @@ class Dirichlet(Partitioner):
 
     @property
     def spec(self) -> str:
-        return f"dirichlet:{self.alpha:g}"
+        return f"dirichlet:{_text(self.alpha)}"
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Dirichlet:
@@ -314,7 +314,7 @@ class DirichletRounded(Dirichlet):
 
     @property
     def spec(self) -> str:
-        return f"dirichlet_rounded:{self.alpha:g}"
+        return f"dirichlet_rounded:{_text(self.alpha)}"
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         shares = np.zeros((clients, len(sizes)))
@@ -352,7 +352,7 @@ class LabelGroups(Partitioner):
 
     @property
     def spec(self) -> str:
-        return f"groups:{self.count}:{self.alpha:g}"
+        return f"groups:{self.count}:{_text(self.alpha)}"
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> LabelGroups:
@@ -401,7 +401,8 @@ class Pachinko(Partitioner):
 
     @property
     def spec(self) -> str:
-        return f"pachinko:{self.alpha:g}:{self.beta:g}"
+        """The text, without `coarse`: superclasses of one's own are given as `Pachinko(...)`, not as a text."""
+        return f"pachinko:{_text(self.alpha)}:{_text(self.beta)}"
 
     @classmethod
     def from_fields(cls, fields: list[str]) -> Pachinko:
@@ -955,6 +956,12 @@ def _number(kind: type[Partitioner], text: str) -> float:
         return float(text)
     except ValueError:
         raise InputError(f"'{text}' is not a number (the partition is written {kind.usage})") from None
+
+
+def _text(value: float) -> str:
+    """The shortest text that reads back as this number: short as `0.4`, or with all its digits."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
 
 
 def _whole(kind: type[Partitioner], text: str) -> int:
