@@ -279,10 +279,10 @@ def partition(
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
+    from pfl_lite.data.partition import ENDING, save_partition
     from pfl_lite.data.partition import partition as share_out
-    from pfl_lite.data.partition import save_partition
 
-    check_new(out, force, ".npz")
+    check_new(out, force, ENDING)
     check_new(plot, force, ".png", ".svg", ".pdf")
     images = load(data).with_split(split)
     indices = share_out(images, partition, clients, seed)

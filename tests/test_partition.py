@@ -824,6 +824,9 @@ def test_a_saved_partition_comes_back_bit_for_bit(spec: str, tmp_path: Path) -> 
                 one.dtype == other.dtype and np.array_equal(one, other)
             )
         assert a.group == b.group and type(a.group) is type(b.group)
+    capitals = path.rename(tmp_path / "again.NPZ")
+    assert len(parts.partition(images, parts.pinned(str(capitals)), 5, 3)) == 5
+    capitals.rename(path)
     assert parts.pinned(spec) == spec and parts.pinned(parts.pinned(str(path))) == parts.pinned(str(path))
     parts.save_partition(path, clients)  # without the data set: an older file
     assert len(parts.load_partition(str(path), 5, load("digits"))) == 5

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -38,6 +39,10 @@ CIFAR100_COARSE = (
     *(16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16),
     *(12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
 )
+
+
+ENDING = ".npz"
+"""How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
 
 
 @dataclass(frozen=True)
@@ -630,7 +635,7 @@ class Labelled(Protocol):
 
 def is_file(spec: object) -> bool:
     """Whether a spec names a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST`."""
-    return isinstance(spec, str) and _located(spec)[0].endswith(".npz")
+    return isinstance(spec, str) and _located(spec)[0].lower().endswith(ENDING)
 
 
 def partition(
@@ -896,8 +901,8 @@ def pinned(spec: str) -> str:
 
 def _located(spec: str) -> tuple[str, str]:
     """Path and digest of `clients.npz#DIGEST`; there is none in `clients.npz`."""
-    path, named, digest = spec.strip().partition(".npz#")
-    return (f"{path}.npz" if named else path), digest
+    path, *digest = re.split(rf"(?<={re.escape(ENDING)})#", spec.strip(), maxsplit=1, flags=re.IGNORECASE)
+    return path, "".join(digest)
 
 
 def _content(path: str) -> bytes:
