@@ -260,7 +260,8 @@ def partition(
         Path | None,
         typer.Option(
             help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client "
-            "sees other labels, group where the partition makes groups, and images, how many there are for training and testing"
+            "sees other labels, group where the partition makes groups, images, how many there are for training and "
+            "testing, and labels, a digest of theirs"
         ),
     ] = None,
     plot: Annotated[

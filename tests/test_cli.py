@@ -207,7 +207,7 @@ def test_partition_writes_disjoint_indices_and_a_picture(tmp_path: Path) -> None
     assert result.exit_code == 0 and "label distance" in result.output and plot.stat().st_size > 5_000
     with np.load(out) as file:
         indices = {f"{split}/{i}" for split in ("train", "val", "test") for i in range(4)}
-        assert set(file.files) == {*indices, "images"} and file["images"].tolist() == [1438, 359]
+        assert set(file.files) == {*indices, "images", "labels"} and file["images"].tolist() == [1438, 359]
         rows = np.concatenate([file[f"{split}/{i}"] for split in ("train", "val") for i in range(4)])
     assert len(rows) == len(set(rows.tolist()))
 
@@ -237,7 +237,7 @@ def test_partition_writes_groups_and_relabelling_where_there_are_any(tmp_path: P
     assert "groups                       2  (of 2 clients, known beforehand)" in result.output
     with np.load(out) as file:
         assert {name for name in file.files if "/" not in name or name.startswith("relabel")} == {
-            *("group", "images", "relabel/2", "relabel/3")
+            *("group", "images", "labels", "relabel/2", "relabel/3")
         }
         assert file["group"].tolist() == [0, 0, 1, 1]
         assert file["relabel/3"].tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -828,6 +829,9 @@ def test_a_saved_partition_comes_back_bit_for_bit(spec: str, tmp_path: Path) -> 
     assert len(parts.partition(images, parts.pinned(str(capitals)), 5, 3)) == 5
     capitals.rename(path)
     assert parts.pinned(spec) == spec and parts.pinned(parts.pinned(str(path))) == parts.pinned(str(path))
+    others = replace(images, train_labels=images.train_labels[::-1].copy())  # as many, with other labels
+    with pytest.raises(InputError, match="a partition of other images: their number is the same as here"):
+        parts.partition(others, str(path), 5, 3)
     parts.save_partition(path, clients)  # without the data set: an older file
     assert len(parts.load_partition(str(path), 5, load("digits"))) == 5
 

@@ -821,9 +821,9 @@ def save_partition(path: str | Path, clients: list[ClientIndices], images: Label
     """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, atomically.
 
     `relabel/i` int64 [classes] is added for every client i that sees labels changed, from the data set's
-    label to the client's; `group` int64 [clients] where the partition makes groups; `images` int64 [2], the
-    numbers of training and test images, if the data set is given. Raises InputError if it cannot be written
-    there.
+    label to the client's; `group` int64 [clients] where the partition makes groups. If the data set is given,
+    `images` int64 [2] are its numbers of training and test images, and `labels` a digest of all their labels, by
+    which it is known again. Raises InputError if it cannot be written there.
     """
     splits = ("train", "val", "test")
     arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in splits}
@@ -832,6 +832,7 @@ def save_partition(path: str | Path, clients: list[ClientIndices], images: Label
         arrays["group"] = groups
     if images is not None:
         arrays["images"] = np.array([len(images.train_labels), len(images.test_labels)])
+        arrays["labels"] = np.array(_digest_of_labels(images))
     try:
         write_npz(Path(path), arrays)
     except OSError as error:
@@ -843,8 +844,9 @@ def load_partition(
 ) -> list[ClientIndices]:
     """Read the clients of a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST` for a content.
 
-    Raises InputError for a file that is not there or none of these, for another content than the digest's, and
-    for another number of `clients`, or of `images` than the data set's, where these are given.
+    Raises InputError for a file that is not there or none of these, for another content than the digest's, for
+    another number of `clients`, and for `images` of another number or with other labels than the file was made of;
+    a file that does not say what it was made of fits all.
     """
     path, digest = _located(spec)
     content = _content(path)
@@ -885,6 +887,11 @@ def load_partition(
                 f"{path} is a partition of {train} training and {test} test images, not of {sizes[0]} and {sizes[1]}: "
                 "use it with the data set and the split that it was made of"
             )
+    if images is not None and "labels" in arrays and str(arrays["labels"]) != _digest_of_labels(images):
+        raise InputError(
+            f"{path} is a partition of other images: their number is the same as here, their labels are not; "
+            "use it with the data set that it was made of"
+        )
     return found
 
 
@@ -916,6 +923,11 @@ def _content(path: str) -> bytes:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _digest_of_labels(images: Labelled) -> str:
+    labels = np.concatenate([images.train_labels, images.test_labels])
+    return _digest(labels.astype("<i8").tobytes())
 
 
 def _check_fraction(val_fraction: float) -> None:
