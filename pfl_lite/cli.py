@@ -105,7 +105,10 @@ Split = Annotated[
 ]
 Clients = Annotated[int, typer.Option(help="number of clients N")]
 Seed = Annotated[int, typer.Option(help="seed of everything random")]
-Validation = Annotated[float, typer.Option(help="share of the training images kept for validation")]
+Validation = Annotated[
+    float,
+    typer.Option(help="share of the training images kept for validation; a partition's file has its own"),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
 TF32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="products on a GPU in TF32, or exact ones")]
 BudgetName = Annotated[

@@ -515,6 +515,10 @@ def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
             "of 432 training and 107 test images, not of 1438 and 359",
         ),
         (["--partition", parts, "--split", "fedem"], "and the split that it was made of"),
+        (
+            ["--partition", parts, "--val-fraction", 0.6],
+            "val_fraction must be left out where a partition's file",
+        ),
         (["--partition", tmp_path / "other.npz"], "cannot be read (No such file or directory)"),
     ):
         result = call(*common, *given)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pfl_lite.data.images import SPLITS
-from pfl_lite.data.partition import pinned
+from pfl_lite.data.partition import is_file, pinned
 from pfl_lite.engine.batching import Computing
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
@@ -65,7 +65,7 @@ class RunConfig:
     unseen: int = 0
     """Clients that are held out of training and only scored, each by its method's rule for newcomers."""
     val_fraction: float = 0.2
-    """Share of the training images that become validation images."""
+    """Share of the training images that become validation images; a partition's file says itself which these are."""
     augment: str = "none"
     """What happens to the images of training mini-batches: `none`, or `crop_flip`, each image shifted by up to four pixels and
     mirrored or not, at random. What is scored or looked at is never augmented."""
@@ -119,6 +119,8 @@ class RunConfig:
         self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
         self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
         self._check("val_fraction", 0 <= self.val_fraction < 1, "in [0, 1)")
+        idle = is_file(self.partition) and self.val_fraction != RunConfig.val_fraction
+        self._check("val_fraction", not idle, "left out where a partition's file says who validates on what")
         self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
         check_choice(
             "run",
