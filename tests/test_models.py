@@ -139,6 +139,17 @@ def test_bad_networks_are_refused() -> None:
         auto_network("lennet", "cifar10")
     with pytest.raises(InputError, match="takes 32x32 images, but these are 28x28"):
         make_network("lenet", 1, 28, 10)
+    with pytest.raises(InputError, match="'small_cnn' takes images of 4x4 pixels or more, but these are 3x3"):
+        make_network("small_cnn", 4, 3, 10)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, spec in NETWORKS.items() if not spec.size and name != "mobilenet_v2_pretrained"]
+)
+def test_the_smallest_images_are_taken(name: str) -> None:
+    size = NETWORKS[name].least
+    network = make_network(name, 4, size, 10)
+    assert network(network.init(0), torch.zeros(2, 4, size, size)).shape == (2, 10)
 
 
 class Mixed(nn.Module):

@@ -38,17 +38,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """How to build a named network from (channels, size, classes), one line about it, the image size it insists on (if any)."""
+    """How to build a named network from (channels, size, classes), one line about it, the image size it insists on (if any).
+
+    `least` is the size of the smallest images that it can take, where it insists on none.
+    """
 
     module: Callable[[int, int, int], nn.Module]
     about: str
     size: int | None = None
+    least: int = 1
 
 
 NETWORKS: dict[str, NetworkSpec] = {
     "linear": NetworkSpec(Linear, "softmax regression on the pixels"),
     "mlp": NetworkSpec(MLP, "one hidden layer of 64 on the pixels"),
-    "small_cnn": NetworkSpec(SmallCNN, "two 3x3 convolutions and one hidden layer, for digits and glyphs"),
+    # two poolings leave nothing of smaller images
+    "small_cnn": NetworkSpec(
+        SmallCNN, "two 3x3 convolutions and one hidden layer, for digits and glyphs", least=4
+    ),
     "lenet": NetworkSpec(LeNet, "LeNet-5 on 32x32 images, the network of pFedMB and PFL-MoE", size=32),
     "vgg16": NetworkSpec(VGG16, "VGG-16 on 32x32 images, without batch norm, with dropout", size=32),
     "femnist_cnn": NetworkSpec(FemnistCNN, "two 5x5 convolutions and 2048 units, on 28x28 images", size=28),
@@ -103,7 +110,7 @@ def auto_network(name: str, data: str, size: int | None = None) -> str:
             return "small_cnn"
         if size in (None, NETWORKS["lenet"].size):
             return "lenet"
-        return "small_cnn" if size >= 4 else "mlp"  # two poolings leave nothing of smaller images
+        return "small_cnn" if size >= NETWORKS["small_cnn"].least else "mlp"
     if name not in NETWORKS:
         raise unknown("model", name, [*NETWORKS, "auto"])
     return name
@@ -128,5 +135,9 @@ def make_network(
     spec = NETWORKS[name]
     if spec.size is not None and size != spec.size:
         raise InputError(f"model '{name}' takes {spec.size}x{spec.size} images, but these are {size}x{size}")
+    if size < spec.least:
+        raise InputError(
+            f"model '{name}' takes images of {spec.least}x{spec.least} pixels or more, but these are {size}x{size}"
+        )
     build = partial(spec.module, channels, size, classes)
     return Network(name, build, dtype=dtype, device=device, shape=(channels, size, size))
