@@ -135,13 +135,13 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("shuffled[samples // 4 :]", "shuffled", "`per` is all of the images"),
         (
-            'generator(self.seed, "augment", self.round, i, phase)',
-            'generator(self.seed, "augment", self.round, i)',
+            'generator(seed, "augment", self.round, i, phase)',
+            'generator(seed, "augment", self.round, i)',
             "two phases are shifted alike",
         ),
         (
-            'generator(self.seed, "augment", self.round, i, phase)',
-            'generator(self.seed, "augment", self.round, phase)',
+            'generator(seed, "augment", self.round, i, phase)',
+            'generator(seed, "augment", self.round, phase)',
             "all clients are shifted alike",
         ),
         (
@@ -508,7 +508,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "dropout that shrinks",
         ),
         (">= int(rate * (1 << 53))", ">= int((1 - rate) * (1 << 53))", "the share kept instead of removed"),
-        ("fold(self.key, self.number)", "self.key", "equal masks in every layer"),
+        ("dropout(x, fold(self.key, self.number)", "dropout(x, self.key", "equal masks in every layer"),
+        ("x.shape[:2]), fold(self.key, self.number)", "x.shape[:2]), self.key", "equal masks of channels"),
         ("if mean.requires_grad:", "if True:", "frozen batch norm in training mode"),
         (
             "ctx.save_for_backward(running_mean - mean, running_var - var)",
