@@ -57,6 +57,11 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
         ("fedavg-seed3.json", json.dumps(make_run()), "toy/fedavg-seed3.json: its name and its contents disagree"),
         ("fedavg-seed0.json", json.dumps(make_run() | {"code": 3}), '"code" is not an object'),
         (
+            "fedavg-seed0.json",
+            json.dumps(make_run(complete=False, method={}) | {"rounds": []}),
+            '"config" does not name its method',
+        ),
+        (
             "search-fedavg.json",
             json.dumps(make_search(0.1) | {"chosen": {"lr": 9}}),
             '"chosen" is none of the candidates',

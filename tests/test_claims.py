@@ -56,7 +56,7 @@ def make_run(
         "arm": arm,
         "seed": seed,
         "method": arm.partition("-")[0],
-        "config": {"seed": seed},
+        "config": {"seed": seed, "method": {"name": arm.partition("-")[0]}},
         "complete": True,
         "rounds": rounds,
         "final": {**lists, "test_accuracy": accuracy},

@@ -36,7 +36,8 @@ def make_run(
     ]
     return {
         "kind": "run", "experiment": one.name, "arm": arm, "seed": seed, "method": one.arm(arm).method,
-        "config": {"seed": seed, "arm": arm}, "complete": True, "rounds": rounds, "final": final | more,
+        "config": {"seed": seed, "arm": arm, "method": {"name": one.arm(arm).method}},
+        "complete": True, "rounds": rounds, "final": final | more,
     }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
         "arm": arm,
         "seed": seed,
         "method": "fedavg",
-        "config": {"rounds": rounds, "epochs": 5, "lr": 0.05, "seed": seed, "method": {}, **config},
+        "config": {"rounds": rounds, "epochs": 5, "lr": 0.05, "seed": seed, "method": {"name": "fedavg"}}
+        | config,
         "complete": complete,
         "rounds": [
             {

@@ -31,7 +31,7 @@ def make_run(arm, percent, seed=0, rounds=EXPERIMENT.rounds, complete=True, **co
         "seed": seed,
         "method": arm,
         "complete": complete,
-        "config": {"epochs": 5, "seed": seed, **config},
+        "config": {"epochs": 5, "seed": seed, "method": {"name": arm}, **config},
         "rounds": [{"round": t, "clients": [0, 1]} for t in (0, rounds)],
         "final": {
             "test_accuracy": accuracies,

@@ -61,6 +61,9 @@ def fault(entry: Any) -> str | None:
         return None if entry["chosen"] in known else '"chosen" is none of the candidates'
     if type(entry["seed"]) is not int or not isinstance(entry["config"], dict):
         return '"seed" is not a whole number or "config" is not an object'
+    method = entry["config"].get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        return '"config" does not name its method'
     if not isinstance(entry.get("code", {}), dict):
         return '"code" is not an object'
     rounds, final = entry["rounds"], entry.get("final")
