@@ -67,6 +67,11 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
             '"chosen" is none of the candidates',
         ),
         ("search-fedavg.json", json.dumps(make_search() | {"candidates": [3]}), "not a list of objects"),
+        (
+            "search-fedavg.json",
+            json.dumps(make_search(0.1)).replace('_accuracy": 0.5', '_accuracy": null'),
+            'a candidate has no finite "validation_accuracy"',
+        ),
         ("fedavg-seed0.json.damaged", "", "set aside as damaged"),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ damaged file is named and set aside, never deleted, and every file is written in
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -57,6 +58,9 @@ def fault(entry: Any) -> str | None:
             isinstance(one, dict) and "settings" in one for one in tried
         ):
             return '"candidates" is not a list of objects that have "settings"'
+        scores = [one.get("validation_accuracy") for one in tried]
+        if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
+            return 'a candidate has no finite "validation_accuracy"'
         known = [one["settings"] for one in tried]
         return None if entry["chosen"] in known else '"chosen" is none of the candidates'
     if type(entry["seed"]) is not int or not isinstance(entry["config"], dict):
