@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pfl_lite.engine.rounds import Simulation
     from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.experiments.sweep import Sweep
 
 
 class PoliteGroup(TyperGroup):
@@ -587,7 +588,7 @@ def reproduce(
     from pfl_lite.experiments.care import whole
     from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import DEFAULT_BUDGET, get_experiment, members
-    from pfl_lite.experiments.sweep import Sweep, asked_arms
+    from pfl_lite.experiments.sweep import asked as sweep_of
     from pfl_lite.experiments.sweep import reproduce as sweep
 
     try:
@@ -604,13 +605,17 @@ def reproduce(
         (get_experiment(name, budget_name) for name in members(experiment)),
         key=lambda one: one.searched_in is not None,
     )
-    # what is wrong with one of several experiments is told before the first of them is trained
-    arms = {part.name: asked_arms(part, asked) for part in parts}
     longest = max(part.longest for part in parts)
     if rounds is not None and rounds > longest:
         raise InputError(
             f"{experiment} is trained for {longest} rounds: ask for fewer, or leave --rounds out"
         )
+    # what is wrong with one of several experiments is told before the first of them is trained
+    sweeps: list[Sweep] = []
+    for part in parts:
+        least = None if rounds is None else min(rounds, part.longest)
+        sweeps.append(sweep_of(part, asked, numbers, least, together, device, tf32, Ledger(ledger)))
+        sweeps[-1].validate(sweeps[:-1])
     for number, part in enumerate(parts, 1):
         done = sweep(
             part.name.removesuffix(f"-{part.budget}"),
@@ -630,9 +635,7 @@ def reproduce(
         results = [path for path in done.written if re.search(r"-seed\d+\.json$", path.name)]
         written, left, interrupted = written + len(results), left + done.left, done.interrupted
         if interrupted or (until is not None and time.monotonic() >= until):
-            for rest in parts[number:]:
-                seen = rest.seeds if numbers is None else numbers
-                left += len(Sweep(rest, arms[rest.name], seen, rounds, device, Ledger(ledger)).missing())
+            left += sum(len(rest.missing()) for rest in sweeps[number:])
             break
     if not left:
         lacking = sum(len(whole(part, Ledger(ledger)).missing()) for part in parts)

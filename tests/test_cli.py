@@ -19,6 +19,7 @@ from pfl_lite.data.images import load
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import crews
+from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network
@@ -471,6 +472,41 @@ def test_a_group_is_reproduced_in_an_order_that_works(
             f"{done}, all that was asked for; the ledger lacks 2 more of both: "
             f"`pfl-lite ledger missing both --ledger {tmp_path}`"
         )
+
+
+def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
+    small = {"data": "digits", "model": "linear", "rounds": 2, "epochs": 1, "search_rounds": 1, "seeds": (0,)}
+    first = replace(PFEDMB_TABLE1, name="first", arms=(arm,), **small)
+    waits = replace(first, name="waits", searched_in="elsewhere")
+    for one in (first, waits, replace(first, name="elsewhere")):
+        monkeypatch.setitem(EXPERIMENTS, one.name, one)
+    monkeypatch.setitem(GROUPS, "both", ("first", "waits"))
+    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    both = ["reproduce", "both", "--ledger", tmp_path]
+    result = call(*both)
+    assert (
+        result.exit_code == 2
+        and "`pfl-lite reproduce elsewhere --methods fedavg` comes first" in result.stderr
+    )
+    assert not list(tmp_path.rglob("*.json"))
+    assert call("reproduce", "elsewhere", "--ledger", tmp_path).exit_code == 0
+    ledger = Ledger(tmp_path)
+    run = ledger.get("elsewhere", "fedavg", 0)
+    assert run is not None
+    ledger.write(
+        run
+        | {
+            "experiment": "waits",
+            "config": run["config"] | {"rounds": 1, "epochs": 3},
+            "rounds": run["rounds"][:2],
+        }
+    )
+    result = call(*both)
+    assert result.exit_code == 2 and "another configuration (other: epochs)" in result.stderr
+    assert not ledger.read("first")
 
 
 @pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])

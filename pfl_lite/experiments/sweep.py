@@ -77,6 +77,10 @@ class Sweep:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
         return self.searching.arm(arm.rates_of or arm.key)
 
+    def sources(self) -> list[Arm]:
+        """The arms whose searches serve those that are to be trained, each once."""
+        return list({source.key: source for source in map(self.source, self.arms)}.values())
+
     def chosen(self, arm: Arm, seed: int | None = None) -> Settings | None:
         """The settings with the best validation accuracy, once the whole grid has been scored.
 
@@ -122,14 +126,8 @@ class Sweep:
     def tasks(self) -> Iterator[Task]:
         """What can be trained now: searches of arms without rates, then results, all arms of a seed before the next seed."""
         name = self.experiment.name
-        sources = {arm.rates_of or arm.key: None for arm in self.arms}
-        for arm in map(self.searching.arm, sources):
+        for arm in self.sources() if self.searching is self.experiment else []:
             if self.chosen(arm) is None:
-                if self.searching is not self.experiment:
-                    raise InputError(
-                        f"{name} takes the settings of {arm.key} that were chosen for {self.searching.name}: "
-                        f"`{self.searching.command(arm.key)}` comes first"
-                    )
                 done = [one["settings"] for one in self.searched(arm)]
                 for number, candidate in enumerate(arm.grid):
                     if candidate not in done:
@@ -194,27 +192,40 @@ class Sweep:
         planned = self.experiment.rounds_of(arm)
         return planned if self.rounds is None else min(self.rounds, planned)
 
-    def validate(self) -> None:
+    def validate(self, earlier: Sequence[Sweep] = ()) -> None:
         """Look at what is missing, with the first candidates, so that what cannot be done is told before any work.
 
+        `earlier` are the sweeps that come before this one and may make what it needs.
+
         Raises:
-            InputError: a setting that cannot be, more rounds than the protocol has, or an arm that follows one which is neither
-                there nor asked for.
+            InputError: a setting that cannot be, more rounds than the protocol has, settings that another experiment has not
+                chosen yet, an arm that follows one which is neither there nor asked for, or a complete run of another
+                configuration in the ledger.
         """
         name, longest = self.experiment.name, self.experiment.longest
         if self.rounds is not None and self.rounds > longest:
             raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
-        keys = {arm.key for arm in self.arms}
+        made = (*earlier, self)
+        searched = {(one.experiment.name, source.key) for one in made for source in one.sources()}
+        trained = {
+            (one.experiment.name, arm.key, seed) for one in made for arm in one.arms for seed in one.seeds
+        }
+        for source in self.sources():
+            if self.chosen(source) is None and (self.searching.name, source.key) not in searched:
+                raise InputError(
+                    f"{name} takes the settings of {source.key} that were chosen for {self.searching.name}: "
+                    f"`{self.searching.command(source.key)}` comes first"
+                )
         for arm, seed in self.missing():
             self.config(arm, seed, (*self.source(arm).grid, {})[0])
-            leader, searched_here = self.leader(arm), self.searching is self.experiment
-            if leader is self.experiment and arm.rates_of in keys:
-                continue
-            if self.awaits(arm, seed) and (searched_here or self.chosen(arm) is not None):
+            leader = self.leader(arm)
+            if self.awaits(arm, seed) and (leader.name, arm.rates_of, seed) not in trained:
                 raise InputError(
                     f"{arm.key} of {name} follows {arm.rates_of} of {leader.name} to another rate, should that diverge: "
                     f"`{leader.command(str(arm.rates_of), str(seed))}` comes first"
                 )
+        for _ in self.tasks():
+            pass  # each is held against the ledger
 
     def has(self, arm: Arm, seed: int) -> bool:
         """Whether the ledger holds a result."""
@@ -322,16 +333,13 @@ def reproduce(
             where the workers of a run died again and again.
     """
     experiment = get_experiment(name, budget_name)
-    arms = asked_arms(experiment, methods)
     for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget), ("together", together)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
     if together is not None and (workers, scheduler) != (None, None):
         raise InputError("runs that ride together have one process: leave workers and scheduler out")
-    ledger, engine = ledger or Ledger(), "auto" if together is None else "vmap"
-    arms = list({arm.key: arm for arm in arms}.values())
-    seeds = list(dict.fromkeys(experiment.seeds if seeds is None else seeds))
-    sweep = Sweep(experiment, arms, seeds, rounds, device, ledger, tf32, engine)
+    ledger = ledger or Ledger()
+    sweep = asked(experiment, methods, seeds, rounds, together, device, tf32, ledger)
     sweep.validate()
     with ledger.reserved(experiment.name):
         pending = list(sweep.tasks())
@@ -346,6 +354,23 @@ def reproduce(
         with closing(crew):
             sweep.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
             return work_off(sweep, pending, crew, budget)
+
+
+def asked(
+    experiment: Experiment,
+    methods: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+    rounds: int | None,
+    together: int | None,
+    device: str,
+    tf32: bool,
+    ledger: Ledger,
+) -> Sweep:
+    """The sweep that `reproduce` makes of its arguments, which are explained there; raises InputError for a wrong arm."""
+    arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
+    seeds = list(dict.fromkeys(experiment.seeds if seeds is None else seeds))
+    engine = "auto" if together is None else "vmap"
+    return Sweep(experiment, arms, seeds, rounds, device, ledger, tf32, engine)
 
 
 def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Arm]:
