@@ -141,6 +141,10 @@ def class_counts(name: str, seed: int = 0) -> np.ndarray:
     The recipes need labels alone, and of balanced data sets it is known how many of each there are. Counted are a client's
     training images, with its validation and test images where it cuts its own.
 
+    They are the experiment's own clients, except where classes are shuffled together (`groups:3:0.4`): who gets which of a
+    group's classes then hangs on the order of the images, which is not known here. The clients' numbers of images are exact
+    there too, but the classes inside a group are another draw of the same law.
+
     Raises:
         InputError: an unknown experiment, or a data set that is not balanced.
     """
