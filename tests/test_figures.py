@@ -32,6 +32,13 @@ def test_every_figure_says_which_budget_it_had_and_what_is_lacking(name: str, le
         assert call("table", name, "--format", format, "--ledger", ledger.folder).exit_code == 0
 
 
+def test_a_figure_s_title_and_notes_are_about_the_arms_that_it_draws(ledger: Ledger) -> None:
+    assert figure("pflmoe-fig1", ledger, "paper").attrs["title"].endswith("(paper budget, 300 rounds)")
+    assert figure("pflmoe-fig2", ledger, "paper").attrs["title"].endswith("(paper budget, 1000 rounds)")
+    ledger.write(make_run("pflmoe-fmnist-lenet-0.9", "fedavg", 60))
+    assert any("alpha = 0.9" in note for note in figure("pflmoe-fig1", ledger).attrs["notes"])
+
+
 def test_best_b_is_that_of_the_validation_images(ledger: Ledger) -> None:
     for arm, accuracy, val in (("b2", 90, 0.5), ("b5", 50, 0.7)):
         ledger.write(make_run("pfedmb-fig5", arm, accuracy, val_accuracy=[val] * CLIENTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -162,10 +163,8 @@ class Experiment:
     @property
     def heading(self) -> str:
         """Title and budget, as a table says them."""
-        lengths = sorted({self.rounds_of(arm) for arm in self.arms})
-        spent = (
-            f"{' or '.join(map(str, lengths))} rounds, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
-        )
+        lengths = either(map(self.rounds_of, self.arms))
+        spent = f"{lengths} rounds, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         return f"{self.title}; {self.budget} budget ({spent})"
 
     def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
@@ -192,6 +191,11 @@ class Experiment:
             if arm.key == key:
                 return arm
         raise unknown(f"method of {self.name}", key, [arm.key for arm in self.arms])
+
+
+def either(numbers: Iterable[int]) -> str:
+    """The different ones among some numbers, in order: `300 or 1000`."""
+    return " or ".join(map(str, sorted(set(numbers))))
 
 
 def crossed(rates: tuple[Settings, ...], **choices: tuple[float, ...]) -> tuple[Settings, ...]:

@@ -6,7 +6,8 @@ A figure is a data frame with one row a mark, or a box of marks; `attrs["title"]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,9 @@ import pandas as pd
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.claim import per_client_measure
 from pfl_lite.experiments.claims_pfedmb import alphas, branches_used, entropy
+from pfl_lite.experiments.experiment import either
 from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Experiment, get_experiment, printed
+from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment, printed
 from pfl_lite.experiments.protocols_pfedmb import TABLE2_SETTINGS
 from pfl_lite.experiments.tables import FORMATS, aligned, runs_of
 
@@ -66,7 +68,6 @@ def branch_weights(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> R
         }
         for experiment, found in zip(experiments, runs, strict=True)
         for arm in experiment.arms
-        if arm.method == "pfedmb"
         for run in found[arm.key]
         for at, alpha in alphas(run).items()
     ]
@@ -166,16 +167,24 @@ def beside_fedavg(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> Ro
     return rows
 
 
-FIGURES: dict[str, Callable[[Sequence[Experiment], Sequence[Runs]], Rows]] = {
-    "pfedmb-table3": best_branches,
-    "pfedmb-fig3": branch_weights,
-    "pfedmb-fig4": accuracy_by_round,
-    "fedmn-fig2": accuracy_by_floats,
-    "pflmoe-fig1": local_boxes,
-    "pflmoe-fig2": global_by_round,
-    "pflmoe-fig3": beside_fedavg,
-    "pflmoe-fig4": beside_fedavg,
-    "pflmoe-fig5": beside_fedavg,
+class Figure(NamedTuple):
+    """What computes a figure's rows, from the arms that it draws."""
+
+    rows: Callable[[Sequence[Experiment], Sequence[Runs]], Rows]
+    draws: Callable[[Arm], bool] = lambda arm: True
+
+
+BESIDE_FEDAVG = Figure(beside_fedavg, lambda arm: "fedavg" in (arm.key, arm.trained_by))
+FIGURES: dict[str, Figure] = {
+    "pfedmb-table3": Figure(best_branches),
+    "pfedmb-fig3": Figure(branch_weights, lambda arm: arm.method == "pfedmb"),
+    "pfedmb-fig4": Figure(accuracy_by_round),
+    "fedmn-fig2": Figure(accuracy_by_floats),
+    "pflmoe-fig1": Figure(local_boxes, lambda arm: arm.key == "local"),
+    "pflmoe-fig2": Figure(global_by_round, lambda arm: arm.key == "fedavg"),
+    "pflmoe-fig3": BESIDE_FEDAVG,
+    "pflmoe-fig4": BESIDE_FEDAVG,
+    "pflmoe-fig5": BESIDE_FEDAVG,
 }
 
 
@@ -190,11 +199,13 @@ def figure(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     ledger = ledger or Ledger()
-    experiments = [get_experiment(part, budget) for part in GROUPS[name]]
+    rows, draws = FIGURES[name]
+    whole = [get_experiment(part, budget) for part in GROUPS[name]]
+    experiments = [replace(one, arms=tuple(filter(draws, one.arms))) for one in whole]
     runs = [runs_of(experiment, ledger) for experiment in experiments]
-    frame = pd.DataFrame(FIGURES[name](experiments, runs))
-    about = (FIGURES[name].__doc__ or "").splitlines()[0].rstrip(".")
-    lengths = " or ".join(map(str, sorted({experiment.rounds for experiment in experiments})))
+    frame = pd.DataFrame(rows(experiments, runs))
+    about = (rows.__doc__ or "").splitlines()[0].rstrip(".")
+    lengths = either(one.rounds_of(arm) for one in experiments for arm in one.arms)
     empty = [e for e, found in zip(experiments, runs, strict=True) if not any(found.values())]
     why = {True: "not run: data not available here", False: "not run"}
     frame.attrs = {

@@ -17,6 +17,7 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.experiments import care
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import frame as claims_frame
+from pfl_lite.experiments.experiment import either
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import Experiment, get_experiment
 from pfl_lite.experiments.sweep import in_grid_order
@@ -51,7 +52,7 @@ def facts(*names: str) -> Styler:
             "clients": str(one.clients),
             "sampled a round": f"{max(1, round(one.participation * one.clients))}",
             "network": one.model,
-            "rounds": " or ".join(map(str, sorted({one.rounds_of(arm) for arm in one.arms}))),
+            "rounds": either(map(one.rounds_of, one.arms)),
             "local epochs": str(one.epochs),
             "batch": str(one.batch_size),
             "seeds": ", ".join(map(str, one.seeds)),
@@ -97,15 +98,16 @@ def at_the_edge(search: Run) -> str:
 
 def _chosen_where(experiment: Experiment) -> str:
     """Where and how long an experiment's candidates were tried."""
-    tried = sorted({len(arm.grid) for arm in experiment.arms if arm.grid})
+    searching = [arm for arm in experiment.arms if arm.grid]
     if experiment.searched_in:
         return f"those of {experiment.searched_in}"
-    if not tried:
+    if not searching:
         return "nothing searched"
-    rounds = " or ".join(
-        map(str, sorted({experiment.search_rounds_of(arm) for arm in experiment.arms if arm.grid}))
+    tried, rounds = (
+        either(len(arm.grid) for arm in searching),
+        either(map(experiment.search_rounds_of, searching)),
     )
-    return f"{' or '.join(map(str, tried))} candidates, {rounds} rounds, seed {experiment.search_seed}"
+    return f"{tried} candidates, {rounds} rounds, seed {experiment.search_seed}"
 
 
 def deviations(*names: str) -> Markdown:
