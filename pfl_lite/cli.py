@@ -662,7 +662,7 @@ def table(
         str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
     ],
     budget_name: BudgetName = "small",
-    format: Annotated[str, typer.Option(help="text, markdown or csv")] = "text",
+    format: Annotated[str, typer.Option(help="text, markdown or csv (one for all of a group)")] = "text",
     ledger: LedgerFolder = None,
 ) -> None:
     """Print a paper's table beside ours, or the numbers that a figure draws, from the ledger.
@@ -675,8 +675,9 @@ def table(
     if experiment in figures.FIGURES:
         typer.echo(figures.show(figures.figure(experiment, stored(ledger), budget_name), format))
         return
-    for name in members(experiment):
-        typer.echo(tables.show(tables.table(name, stored(ledger), budget_name), format))
+    found = {name: tables.table(name, stored(ledger), budget_name) for name in members(experiment)}
+    for frame in [tables.stacked(found)] if format == "csv" else found.values():
+        typer.echo(tables.show(frame, format))
 
 
 @app.command()

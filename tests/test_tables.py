@@ -11,7 +11,7 @@ import pytest
 
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.ledger import Ledger, default_folder
-from pfl_lite.experiments.protocols import EXPERIMENTS
+from pfl_lite.experiments.protocols import EXPERIMENTS, members
 from pfl_lite.experiments.tables import accuracy, in_order, judge, show, table
 from tests.test_cli import call
 
@@ -350,3 +350,11 @@ def test_where_the_data_cannot_be_had_the_row_says_the_command(ledger):
 def test_a_group_s_tables_follow_each_other(ledger):
     result = call("table", "pfedmb-table2", "--ledger", ledger.folder)
     assert result.exit_code == 0 and result.stdout.count("pFedMB, Table II: ") == 6
+
+
+def test_a_group_is_one_csv_that_names_the_experiment_of_every_row(ledger):
+    for name, rows in (("pfedmb-table2", 54), (NAME, 4)):
+        result = call("table", name, "--format", "csv", "--ledger", ledger.folder)
+        back = pd.read_csv(io.StringIO(result.stdout))
+        assert list(back)[:2] == ["experiment", "Method"] and len(back) == rows
+        assert list(back["experiment"].unique()) == list(members(name))

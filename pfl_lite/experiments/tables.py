@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,13 @@ def table(
         "notes": [*experiment.deviations, *unequal(ledger, experiment)],
     }
     return frame
+
+
+def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The tables of some experiments, by name, as one with a first column `experiment`: what a program reads."""
+    return pd.concat([frame.assign(experiment=name) for name, frame in frames.items()])[
+        ["experiment", *COLUMNS]
+    ]
 
 
 def rows_of(
