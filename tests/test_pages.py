@@ -52,6 +52,14 @@ def test_a_run_that_is_gone_is_not_run(ledger: Ledger) -> None:
     assert "FedAvg" not in set(pages.costs(OTHER, ledger=ledger)["method"])
 
 
+def test_a_command_that_waits_for_another_says_so(ledger: Ledger) -> None:
+    waits = pages.still_missing(
+        "pfedmb-table2-dirichlet-15", Ledger(ledger.folder / "empty")
+    ).data.splitlines()
+    first = "pfl-lite reproduce pfedmb-table2-dirichlet-50 --methods"
+    assert len(waits) == 9 and all(f" million images, after `{first} " in line for line in waits)
+
+
 def test_fewer_seeds_than_planned_have_a_star(ledger: Ledger) -> None:
     for path in (ledger.folder / OTHER).glob("*-seed[12].json"):
         path.unlink()

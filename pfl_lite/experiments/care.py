@@ -185,6 +185,15 @@ class Missing(NamedTuple):
     hours: float | None
     after: str
 
+    @property
+    def takes(self) -> str:
+        """What the command costs: `1.4 core hours`, or images where nothing tells the pace."""
+        return (
+            f"{self.images / 1e6:.0f} million images"
+            if self.hours is None
+            else f"{self.hours:.1f} core hours"
+        )
+
 
 def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
     """The commands that would fill the gaps of an experiment or a group in an order that works.
@@ -344,10 +353,6 @@ def price(experiment: Experiment) -> str:
 
 def show(found: Sequence[Missing]) -> str:
     """Commands under one another, each after what it takes."""
-    lines = []
-    for one in found:
-        takes = (
-            f"{one.images / 1e6:.0f} million images" if one.hours is None else f"{one.hours:.1f} core hours"
-        )
-        lines.append(f"{takes:>20}  {one.command}" + (f"  # after: {one.after}" if one.after else ""))
-    return "\n".join(lines)
+    return "\n".join(
+        f"{one.takes:>20}  {one.command}" + (f"  # after: {one.after}" if one.after else "") for one in found
+    )

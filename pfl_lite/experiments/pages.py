@@ -350,14 +350,12 @@ def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
 
 
 def still_missing(name: str, ledger: Ledger | None = None) -> Markdown:
-    """The commands that would fill the gaps of an experiment or a group, with their estimated cost."""
+    """The commands that would fill the gaps of an experiment or a group, with their estimated cost and what comes before."""
     found = care.missing(name, ledger or Ledger())
     if not found:
         return Markdown("Nothing is missing: every row has been run with every seed.")
     lines = [
-        f"- `{one.command}`: "
-        + (f"{one.images / 1e6:.0f} million images" if one.hours is None else f"{one.hours:.1f} core hours")
-        for one in found
+        f"- `{one.command}`: {one.takes}" + (f", after `{one.after}`" if one.after else "") for one in found
     ]
     return Markdown("\n".join(lines))
 
