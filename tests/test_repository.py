@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -90,6 +91,17 @@ def test_workflows_and_documents_name_existing_make_targets() -> None:
     for source in sources:
         named = set(re.findall(r"(?:run: |`|^)make ([a-z]+)", source.read_text(), flags=re.MULTILINE))
         assert named <= targets, f"{source.name} names {named - targets}"
+
+
+def test_contributors_run_every_chapter_that_reads_the_ledger_again() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().replace("\\\n", " ")
+    (names,) = re.findall(r'make chapters NAMES="([^"]+ [^"]+)"', text)
+    reading = set()
+    for path in (ROOT / "book").glob("*.ipynb"):
+        code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        if any("Ledger(" in one or "comparison.record(" in one for one in code):
+            reading.add(path.stem)
+    assert sorted(names.split()) == sorted(reading)
 
 
 def test_toc_lists_every_page_and_no_other() -> None:
