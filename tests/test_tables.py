@@ -208,16 +208,36 @@ def test_an_empty_ledger_says_not_run_and_why(ledger):
 
 def test_whatever_falls_short_is_in_the_reason(ledger):
     fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=EXPERIMENT.rounds - 1)
-    ledger.write(make_run("local", 87, seed=7, rounds=EXPERIMENT.rounds, lr=0.5))
-    ledger.write(make_run("local", 87, seed=8, complete=False))
+    ledger.write(make_run("local", 87, seed=EXPERIMENT.seeds[2], rounds=EXPERIMENT.rounds, lr=0.5))
+    ledger.write(make_run("fedavg", 87, seed=EXPERIMENT.seeds[2], complete=False))
     result = rows(ledger)
     short = f"{EXPERIMENT.rounds - 1} rounds of {EXPERIMENT.rounds}"
-    assert f"2 of {len(EXPERIMENT.seeds)} seeds; {short}" in result.loc["fedavg", "Reason"]
-    assert "the seeds differ in lr; unfinished: seed 8" in result.loc["local", "Reason"]
+    assert (
+        f"2 of {len(EXPERIMENT.seeds)} seeds; {short}; unfinished: seed 2" in result.loc["fedavg", "Reason"]
+    )
+    assert "the seeds differ in lr" in result.loc["local", "Reason"]
     assert result.loc["local", "Rounds"] == f"{EXPERIMENT.rounds - 1}, {EXPERIMENT.rounds}"
     labels = {arm.key: arm.label for arm in EXPERIMENT.arms}
     (note,) = [n for n in table(NAME, ledger).attrs["notes"] if n.startswith("Unequal seeds")]
     assert f"{labels['local']} 3" in note and f"{labels['fedavg']} 2" in note
+
+
+def test_only_the_seeds_of_the_protocol_count_and_the_others_are_named(ledger):
+    for seed in (7, 8, 9):
+        ledger.write(make_run("local", PAPER["local"], seed))
+        ledger.write(make_run("fedavg", PAPER["fedavg"] - 50, seed))
+    for seed in EXPERIMENT.seeds:
+        ledger.write(make_run("fedavg", PAPER["fedavg"], seed))
+    ledger.write(make_run("fedavg", 50, 6, complete=False))
+    result = rows(ledger)
+    left_out = "not counted: seed 7, 8, 9, which the protocol does not have"
+    assert (result.loc["local", "Seeds"], result.loc["local", "Status"]) == (0, "not run")
+    assert result.loc["local", "Reason"] == (
+        f"no complete run in the ledger with a seed of the protocol; {left_out}"
+    )
+    assert (result.loc["fedavg", "Seeds"], result.loc["fedavg", "Status"]) == (3, "reproduced")
+    assert result.loc["fedavg", "Reason"] == f"the gap is within 1.00 points; {left_out}"
+    assert not any(note.startswith("Unequal") for note in table(NAME, ledger).attrs["notes"])
 
 
 def test_one_seed_has_no_spread(ledger):
@@ -281,15 +301,15 @@ def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path)
 
 
 def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
-    fill(ledger, {}, rounds=20)
-    ledger.write(make_run("local", 60, seed=9))
+    fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=20)
+    ledger.write(make_run("local", 60, seed=EXPERIMENT.seeds[2]))
     assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds)")
     assert "small budget (30 rounds, 3 seeds)" in show(table(NAME, ledger), "markdown").splitlines()[0]
     ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
     paper = table(NAME, ledger, "paper")  # another folder: nothing of the small budget is in it
     assert "paper budget (100 rounds" in paper.attrs["title"] and paper["Seeds"].tolist() == [1, 0, 0, 0]
     assert paper.loc[0, "Ours (%)"] == pytest.approx(70) and paper.loc[0, "Rounds"] == "100"
-    assert table(NAME, ledger).loc[0, "Seeds"] == 4 and table(NAME, ledger).loc[0, "Rounds"] == "20, 30"
+    assert table(NAME, ledger).loc[0, "Seeds"] == 3 and table(NAME, ledger).loc[0, "Rounds"] == "20, 30"
     assert "20 rounds of 30" in table(NAME, ledger).loc[1, "Reason"]
 
 

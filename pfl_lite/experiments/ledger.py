@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -285,12 +285,13 @@ class Ledger:
         columns = [name for name in FRAME_COLUMNS if name != "client"]
         return pd.DataFrame(rows, columns=columns).astype({"value": float})
 
-    def budgets(self, experiment: str) -> pd.DataFrame:
-        """What every arm was given: seeds, rounds (fewest), local epochs and searched candidates."""
+    def budgets(self, experiment: str, seeds: Sequence[int] | None = None) -> pd.DataFrame:
+        """What every arm was given: seeds (all, or these alone), rounds (fewest), local epochs and searched candidates."""
         tried = {search["arm"]: len(search["candidates"]) for search in self.searches(experiment)}
         rows = [
             (run["arm"], run["seed"], run["rounds"][-1]["round"], run["config"].get("epochs"))
             for run in self.read(experiment)
+            if seeds is None or run["seed"] in seeds
         ]
         runs = pd.DataFrame(rows, columns=["arm", "seeds", "rounds", "epochs"])
         given = runs.groupby("arm").agg({"seeds": "count", "rounds": "min", "epochs": "min"})

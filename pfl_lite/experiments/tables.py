@@ -118,11 +118,13 @@ def detours(trained: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[st
     return said
 
 
-def shortfalls(experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished: Sequence[Run]) -> list[str]:
-    """In what an arm's runs fall short of the protocol: seeds, rounds, unlike settings, unfinished runs."""
+def shortfalls(
+    experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished: Sequence[Run], others: Sequence[int]
+) -> list[str]:
+    """In what an arm's runs fall short of the protocol: seeds (`others` it does not have), rounds, settings, unfinished runs."""
     said = []
     if not runs:
-        said.append("no complete run in the ledger")
+        said.append(f"no complete run in the ledger{' with a seed of the protocol' if others else ''}")
         if experiment.unavailable:
             said = [f"data not available here; where it is: `{experiment.command(arm.key)}`"]
     if runs:
@@ -139,13 +141,15 @@ def shortfalls(experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished
             said.append(f"the seeds differ in {', '.join(unlike)}")
     if unfinished:
         said.append(f"unfinished: seed {', '.join(str(run['seed']) for run in unfinished)}")
+    if others:
+        said.append(f"not counted: seed {', '.join(map(str, others))}, which the protocol does not have")
     return said
 
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
     """What the arms did not get in equal measure (seeds, rounds, epochs, searched settings), in words."""
     labels = {arm.key: arm.label for arm in experiment.arms}
-    given = ledger.budgets(experiment.name)
+    given = ledger.budgets(experiment.name, experiment.seeds)
     given = given[given["arm"].isin(list(labels))].copy()
     tried = {one["arm"]: one["candidates"] for one in ledger.searches(experiment.name)}
     given["candidates"] = [
@@ -167,26 +171,31 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
 def table(
     experiment: str | Experiment, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
 ) -> pd.DataFrame:
-    """One row an arm: paper, ours (mean over seeds), s.d. (n - 1), seeds, gap (ours - paper), status, reason.
+    """One row an arm: paper, ours (mean over the protocol's seeds), s.d. (n - 1), seeds, gap (ours - paper), status, reason.
 
     All runs have the same budget, which the title names; a row that had fewer rounds says so. `attrs["title"]` and
     `attrs["notes"]` (deviations from the paper, unequal budgets) go with it into `show`.
     """
     experiment = get_experiment(experiment, budget) if isinstance(experiment, str) else experiment
     ledger = ledger or Ledger()
-    runs = runs_of(experiment, ledger)
-    undone = runs_of(experiment, ledger, unfinished=True)
+    every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
+    runs, undone = (
+        {key: [run for run in some if run["seed"] in experiment.seeds] for key, some in found.items()}
+        for found in (every, begun)
+    )
+    strays = {
+        key: [run["seed"] for run in some if run["seed"] not in experiment.seeds]
+        for key, some in every.items()
+    }
     failed = {}
     for arm in experiment.arms:
         home, trained = made_by(experiment, arm)
         failed[arm.key] = [
-            one
-            for one in ledger.diverged(home.name, trained.key)
-            if arm.run_of is None or one["seed"] in experiment.seeds
+            one for one in ledger.diverged(home.name, trained.key) if one["seed"] in experiment.seeds
         ]
     rows = []
     for measure, words in experiment.measures.items():
-        some = rows_of(experiment, measure, runs, undone, failed)
+        some = rows_of(experiment, measure, runs, undone, failed, strays)
         rows += [row | {"Method": f"{words}: {row['Method']}"} if words else row for row in some]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
@@ -211,8 +220,9 @@ def rows_of(
     runs: dict[str, list[Run]],
     undone: dict[str, list[Run]],
     failed: dict[str, list[Run]],
+    strays: dict[str, list[int]],
 ) -> list[dict[str, Any]]:
-    """A table's rows for one measure, from each arm's complete runs, unfinished ones and attempts that diverged."""
+    """A table's rows for one measure, from each arm's complete runs, unfinished ones, attempts that diverged and seeds apart."""
     scores = {
         key: {run["seed"]: accuracy(run, measure) for run in some} for key, some in runs.items() if some
     }
@@ -253,7 +263,7 @@ def rows_of(
                 why = f"{experiment.stands_in}; {why}"
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
-        fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key])
+        fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key], strays[arm.key])
         row["Reason"] = "; ".join(
             filter(
                 None,
