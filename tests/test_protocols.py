@@ -125,6 +125,10 @@ def test_wrong_names_are_answered() -> None:
         get_experiment("pfedmb-table1", "papers")
     with pytest.raises(InputError, match="when-label-skew is no paper's table"):
         get_experiment("when-label-skew", "paper")
+    with pytest.raises(
+        InputError, match=r"pfedmb-table2 is a group of experiments: take one of them \(pfedmb-table2-"
+    ):
+        get_experiment("pfedmb-table2")
     with pytest.raises(InputError, match="did you mean pfedmb-table2"):
         members("pfedmb-tabel2")
     assert members("pfedmb-fig5") == ("pfedmb-fig5",) and len(members("pfedmb-table2")) == 6

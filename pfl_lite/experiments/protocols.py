@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pfl_lite.errors import unknown
+from pfl_lite.errors import InputError, unknown
 from pfl_lite.experiments.experiment import BUDGETS as BUDGETS
 from pfl_lite.experiments.experiment import DEFAULT_BUDGET as DEFAULT_BUDGET
 from pfl_lite.experiments.experiment import Arm as Arm
@@ -47,6 +47,8 @@ def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     Raises:
         InputError: an unknown name or budget, a group of experiments, or an experiment without that budget.
     """
+    if name in GROUPS:
+        raise InputError(f"{name} is a group of experiments: take one of them ({', '.join(GROUPS[name])})")
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS, LISTED)
     return EXPERIMENTS[name].at(budget)
