@@ -424,6 +424,8 @@ def test_times_that_are_there_are_replaced_only_when_asked(tmp_path: Path) -> No
 
 def test_an_experiment_without_claims_says_so() -> None:
     assert "no claim of when-label-skew is written down" in call("claims", "when-label-skew").stdout
+    said = refused("claims", "when-label-skew", "--budget-name", "papr")
+    assert "unknown budget 'papr': did you mean paper?" in said
 
 
 def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts() -> None:
