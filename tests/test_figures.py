@@ -96,6 +96,21 @@ def test_floats_and_accuracy_of_fedmn(ledger: Ledger) -> None:
     )
 
 
+def test_a_figure_is_laid_out_as_a_table_is(ledger: Ledger) -> None:
+    frame = pd.DataFrame({"Setting": ["2 | 3"], "Value": [0.5]})
+    frame.attrs = {"title": "A figure", "notes": ["a note"]}
+    lines = show(frame, "markdown").splitlines()
+    assert lines == [
+        "**A figure**",
+        "",
+        "| Setting | Value |",
+        "| --- | --- |",
+        "| 2 \\| 3 | 0.50 |",
+        "",
+        "- a note",
+    ]
+
+
 def test_wrong_names_are_answered(ledger: Ledger) -> None:
     with pytest.raises(InputError, match="unknown figure 'pflmoe-fig6': did you mean pflmoe-fig"):
         figure("pflmoe-fig6", ledger)

@@ -19,7 +19,7 @@ from pfl_lite.experiments.experiment import either
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment, printed
 from pfl_lite.experiments.protocols_pfedmb import TABLE2_SETTINGS
-from pfl_lite.experiments.tables import FORMATS, aligned, runs_of
+from pfl_lite.experiments.tables import FORMATS, laid_out, runs_of
 
 Rows = list[dict[str, Any]]
 Runs = dict[str, list[Run]]
@@ -228,12 +228,7 @@ def show(frame: pd.DataFrame, format: str = "text") -> str:
     cells: list[list[str]] = []
     if len(frame):
         cells = [list(map(str, frame)), *(list(map(written, row)) for row in frame.itertuples(index=False))]
-    title, notes = frame.attrs["title"], [f"* {note}" for note in frame.attrs["notes"]]
-    if format == "markdown":
-        cells[1:1] = [["---"] * len(frame.columns)] if cells else []
-        lines = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([f"**{title}**", "", *lines, "", *notes]).rstrip() + "\n"
-    return "\n".join([title, "", *(aligned(cells) if cells else []), "", *notes]).rstrip() + "\n"
+    return laid_out(cells, frame.attrs["title"], frame.attrs["notes"], format)
 
 
 def written(value: Any) -> str:

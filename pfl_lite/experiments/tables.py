@@ -295,13 +295,19 @@ def show(frame: pd.DataFrame, format: str = "text") -> str:
             for key, form in (("Paper (%)", ".2f"), ("Gap", "+.2f"))
         )
         cells.append([row["Method"], paper, ours, gap, row["Status"], row["Rounds"], row["Reason"]])
-    title, notes = frame.attrs.get("title", ""), frame.attrs.get("notes", [])
+    return laid_out(cells, frame.attrs.get("title", ""), frame.attrs.get("notes", []), format)
+
+
+def laid_out(cells: Sequence[Sequence[str]], title: str, notes: Sequence[str], format: str) -> str:
+    """Rows of text, the headings first (or no row at all), between a title and notes, as `text` or `markdown`."""
     if format == "markdown":
-        cells.insert(1, ["---"] * len(cells[0]))
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-        return "\n".join([f"**{title}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
-    said = [textwrap.fill(note, 120, initial_indent="* ", subsequent_indent="  ") for note in notes]
-    return "\n".join([title, "", *aligned(cells), "", *said]).rstrip() + "\n"
+        lines[1:1] = ["|" + " --- |" * len(row) for row in cells[:1]]
+        title, said = f"**{title}**", [f"- {note}" for note in notes]
+    else:
+        lines = aligned(cells) if cells else []
+        said = [textwrap.fill(note, 120, initial_indent="* ", subsequent_indent="  ") for note in notes]
+    return "\n".join([title, "", *lines, "", *said]).rstrip() + "\n"
 
 
 def aligned(cells: Sequence[Sequence[str]], last: int = 60) -> list[str]:
