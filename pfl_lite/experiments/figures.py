@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 
 from pfl_lite.errors import unknown
-from pfl_lite.experiments.claim import per_client_measure
+from pfl_lite.experiments.claim import Runs, per_client_measure
+from pfl_lite.experiments.claims_fedmn import sent
 from pfl_lite.experiments.claims_pfedmb import alphas, branches_used, entropy
 from pfl_lite.experiments.experiment import either
-from pfl_lite.experiments.ledger import Ledger, Run
+from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment, printed
 from pfl_lite.experiments.protocols_pfedmb import TABLE2_SETTINGS
 from pfl_lite.experiments.tables import FORMATS, laid_out, runs_of
 
 Rows = list[dict[str, Any]]
-Runs = dict[str, list[Run]]
 
 
 def box(values: np.ndarray) -> dict[str, float]:
@@ -102,7 +102,7 @@ def accuracy_by_floats(experiments: Sequence[Experiment], runs: Sequence[Runs]) 
             "Data": experiment.data,
             "Method": arm.label,
             "Seed": run["seed"],
-            "Million floats": sum(e["floats_down"] + e["floats_up"] for e in run["rounds"]) / 1e6,
+            "Million floats": sent(run) / 1e6,
             "Accuracy (%)": float(np.nanmean(per_client_measure([run], "test_accuracy"))),
         }
         for experiment, found in zip(experiments, runs, strict=True)
