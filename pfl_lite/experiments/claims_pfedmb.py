@@ -38,10 +38,19 @@ def alphas(run: Run) -> dict[int, Array]:
     return weights
 
 
+def in_pairs(alpha: Array) -> Array:
+    """Alpha [clients, branches] as [pairs, 2, branches]; clients 2p and 2p+1 are pair p."""
+    return alpha.reshape(len(alpha) // 2, 2, -1)
+
+
 def last_pairs(run: Run) -> Array:
-    """Alpha of the last watched round as [pairs, 2, branches]; clients 2p and 2p+1 are pair p."""
-    last = list(alphas(run).values())[-1]
-    return last.reshape(len(last) // 2, 2, -1)
+    """Alpha of the last watched round as [pairs, 2, branches]."""
+    return in_pairs(list(alphas(run).values())[-1])
+
+
+def apart(pairs: Array) -> Array:
+    """The L1 distance of the two alphas of every pair, [pairs]."""
+    return np.abs(pairs[:, 0] - pairs[:, 1]).sum(-1)
 
 
 def branches_used(pairs: Array) -> int:
@@ -139,12 +148,12 @@ def faster(runs: Runs) -> ClaimResult:
 def twins_agree(runs: Runs) -> ClaimResult:
     """The largest L1 distance inside a pair, and equal argmax, per seed."""
     pairs = [last_pairs(run) for run in runs["pfedmb"]]
-    apart = np.array([np.abs(a[:, 0] - a[:, 1]).sum(-1) for a in pairs])  # [seeds, pairs]
+    distance = np.array([apart(a) for a in pairs])  # [seeds, pairs]
     same = np.array([a[:, 0].argmax(-1) == a[:, 1].argmax(-1) for a in pairs])
-    verdict = by_seed(list(((apart < 0.2) & same).all(1)))
-    note = f"closer than 0.2 in {(apart < 0.2).sum()}, same branch in {same.sum()} of {same.size} pairs"
+    verdict = by_seed(list(((distance < 0.2) & same).all(1)))
+    note = f"closer than 0.2 in {(distance < 0.2).sum()}, same branch in {same.sum()} of {same.size} pairs"
     statistic = "largest L1 distance of alpha inside a pair"
-    return ClaimResult(statistic, verdict, float(apart.max()), None, None, 0.2, note)
+    return ClaimResult(statistic, verdict, float(distance.max()), None, None, 0.2, note)
 
 
 @claim(

@@ -15,7 +15,7 @@ import pandas as pd
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.claim import Runs, per_client_measure
 from pfl_lite.experiments.claims_fedmn import sent
-from pfl_lite.experiments.claims_pfedmb import alphas, branches_used, entropy
+from pfl_lite.experiments.claims_pfedmb import alphas, apart, branches_used, entropy, in_pairs
 from pfl_lite.experiments.experiment import either
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment, printed
@@ -62,8 +62,8 @@ def branch_weights(experiments: Sequence[Experiment], runs: Sequence[Runs]) -> R
             "Method": arm.label,
             "Seed": run["seed"],
             "Round": at,
-            "Largest distance inside a pair": float(np.abs(alpha[::2] - alpha[1::2]).sum(-1).max()),
-            "Branches used": branches_used(alpha.reshape(len(alpha) // 2, 2, -1)),
+            "Largest distance inside a pair": float(apart(in_pairs(alpha)).max()),
+            "Branches used": branches_used(in_pairs(alpha)),
             "Entropy": entropy(alpha),
         }
         for experiment, found in zip(experiments, runs, strict=True)
