@@ -386,16 +386,12 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
     if not (common := sorted({*used[0]} & {*used[1]})):
         raise Unfit("the two data sets have no seed in common")
     more = np.array([cifar10[used[0].index(seed)] - cifar100[used[1].index(seed)] for seed in common])
-    note = f"best on validation images, by seed: CIFAR-10 {listed(cifar10)}; CIFAR-100 {listed(cifar100)}"
+    said = [", ".join(map(str, some)) for some in (cifar10, cifar100)]
+    note = "best on validation images, by seed: CIFAR-10 {}; CIFAR-100 {}".format(*said)
     statistic = "best number of branches, CIFAR-10 minus CIFAR-100"
     return ClaimResult(
         statistic, by_seed(list(more > 0)), float(more.mean()), None, None, 0.0, note, seeds=len(common)
     )
-
-
-def listed(numbers: Sequence[int] | Array) -> str:
-    """Numbers in a row."""
-    return ", ".join(map(str, numbers))
 
 
 CLAIMS["B12"] = Claim(
