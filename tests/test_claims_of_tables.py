@@ -11,7 +11,7 @@ import pytest
 from pfl_lite.experiments.claim import Link, ahead, paired
 from pfl_lite.experiments.claims import CLAIMS, ClaimResult, claims
 from pfl_lite.experiments.claims_fedmn import sent
-from pfl_lite.experiments.claims_pfedmb import ranks
+from pfl_lite.experiments.claims_pfedmb import places
 from pfl_lite.experiments.claims_pflmoe import ALL
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, get_experiment
@@ -210,7 +210,7 @@ def test_pflmoe_s_claims_hold_on_the_paper_s_own_numbers(
 
 
 def test_b6_counts_ranks(verdict: Callable[..., ClaimResult], tmp_path: Any) -> None:
-    assert ranks(np.array([0.3, 0.9, 0.5])).tolist() == [3, 1, 2]
+    assert places(np.array([0.3, 0.9, 0.5])).tolist() == [3, 1, 2]
     order = {
         arm: 50.0 + n
         for n, arm in enumerate(["local", "fedavg", "fedprox", "fedper", "pfedme", "ifca", "fedfomo"])

@@ -248,7 +248,7 @@ RIVALS = tuple(key for key in METHODS if key != "pfedmb")
 RANK_DRAWS = 2000
 
 
-def ranks(accuracy: Array) -> Array:
+def places(accuracy: Array) -> Array:
     """Rank of every method, 1 for the best, from accuracies [..., methods]; equal ones share the mean of their places."""
     other, own = accuracy[..., None, :], accuracy[..., :, None]  # [..., 1, methods], [..., methods, 1]
     return np.asarray(0.5 + ((other > own) + 0.5 * (other == own)).sum(-1))
@@ -265,8 +265,8 @@ def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
         seeds, clients, _ = accuracy.shape
         s = random.integers(seeds, size=(RANK_DRAWS, seeds, 1))
         c = random.integers(clients, size=(RANK_DRAWS, 1, clients))
-        own.append(ranks(np.nanmean(accuracy, axis=(0, 1))))
-        drawn.append(ranks(np.nanmean(accuracy[s, c], axis=(1, 2))))  # [draws, methods]
+        own.append(places(np.nanmean(accuracy, axis=(0, 1))))
+        drawn.append(places(np.nanmean(accuracy[s, c], axis=(1, 2))))  # [draws, methods]
     mean, means = np.mean(own, axis=0), np.mean(drawn, axis=0)
     ours = METHODS.index("pfedmb")
     lead, leads = (np.delete(x, ours, -1).min(-1) - x[..., ours] for x in (mean, means))
@@ -367,7 +367,7 @@ def one_peak(runs: Runs) -> ClaimResult:
     )
 
 
-def best_branches(runs: Runs) -> Array:
+def best_by_seed(runs: Runs) -> Array:
     """The number of branches with the best validation accuracy, in every seed."""
     accuracy = [
         [np.nanmean(np.asarray(run["final"]["val_accuracy"], dtype=float)) for run in runs[key]]
@@ -381,7 +381,7 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
     if len(runs) < 2:
         raise Unfit("the two data sets must both be there")
     both = [runs[name] for name in ("pfedmb-fig5", "pfedmb-table3-cifar100-50")]
-    cifar10, cifar100 = map(best_branches, both)
+    cifar10, cifar100 = map(best_by_seed, both)
     used = [[run["seed"] for run in some[SCAN[0]]] for some in both]
     if not (common := sorted({*used[0]} & {*used[1]})):
         raise Unfit("the two data sets have no seed in common")
