@@ -61,6 +61,7 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
             json.dumps(make_run(complete=False, method={}) | {"rounds": []}),
             '"config" does not name its method',
         ),
+        ("fedavg-seed0.json", json.dumps(make_run() | {"arm": 3}), '"experiment" or "arm" is not a text'),
         (
             "search-fedavg.json",
             json.dumps(make_search(0.1) | {"chosen": {"lr": 9}}),

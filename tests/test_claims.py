@@ -118,6 +118,8 @@ def test_an_empty_ledger_decides_nothing(tmp_path):
         "no complete run of pFedMB (eq. 5), pFedMB without alpha-weighting (eq. 6), FedAvg, Local"
     )
     assert results[0].value is None and "no statistic" in show(results)
+    by_id = {one.id: one.note for one in results}
+    assert by_id["B7"] == "no complete run of any of its 9 rows"  # rather than nine names
 
 
 def test_paired_differences_by_hand():

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
@@ -20,7 +21,8 @@ from pfl_lite.experiments.protocols import get_experiment, members
 from pfl_lite.experiments.tables import accuracy, table
 from tests.test_claims_of_tables import make_run
 
-STORED = Path(__file__).resolve().parent.parent / "data" / "results"
+ROOT = Path(__file__).resolve().parent.parent
+STORED = ROOT / "data" / "results"
 NAME, OTHER = "pflmoe-fmnist-lenet-0.9", "pfedmb-table1"
 
 
@@ -146,6 +148,7 @@ def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     html = pages.verdicts(
         [ClaimResult("s", verdict, seeds=seeds) for verdict, seeds in (("held", 3), ("failed", 1))]
     ).to_html()
+    assert 'class="verdicts"' in html and "table.verdicts" in (ROOT / "book/_css/book.css").read_text()
     assert f"rgba({pages.ABOVE},{pages.STRONG})" in html and f"rgba({pages.BELOW},{pages.PALE})" in html
 
 
@@ -154,6 +157,12 @@ def test_reasons_are_those_of_the_table(ledger: Ledger) -> None:
     said = pages.reasons(frame).data
     assert all(reason in said for reason in frame["Reason"])
     assert "Reason" not in pages.shaded(frame).data
+
+
+def test_a_reason_of_most_rows_is_said_last_and_without_their_names() -> None:
+    frame = pd.DataFrame({"Method": list("abcd"), "Reason": ["why", "why", "else", "why"]})
+    assert pages.reasons(frame).data == "- **c**: else\n- **All other rows**: why"
+    assert pages.reasons(frame[:2]).data == "- **a; b**: why"
 
 
 def test_clients_are_drawn_as_they_were_for_the_runs() -> None:

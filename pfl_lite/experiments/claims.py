@@ -98,7 +98,12 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
     for name, arms in claim.needs.items():
         experiment = get_experiment(name, budget)
         if missing := [arm for arm in arms if not found[name][arm]]:
-            lacking.setdefault(f"no complete run of {labels(experiment, missing)}", []).append(name)
+            rows = (
+                f"any of its {len(arms)} rows"
+                if 4 < len(missing) == len(arms)
+                else labels(experiment, missing)
+            )
+            lacking.setdefault(f"no complete run of {rows}", []).append(name)
         present = [arm for arm in arms if arm not in missing]
         if not present or (missing and not claim.of_links):
             continue

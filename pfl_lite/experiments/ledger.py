@@ -52,6 +52,8 @@ def fault(entry: Any) -> str | None:
         return 'it is not an object whose "kind" is "run", "diverged" or "search"'
     if missing := [key for key in KEYS[kind] if key not in entry]:
         return f"it lacks {', '.join(missing)}"
+    if not all(isinstance(entry[key], str) for key in ("experiment", "arm")):
+        return '"experiment" or "arm" is not a text'
     if kind == "search":
         tried = entry["candidates"]
         if not isinstance(tried, list) or not all(

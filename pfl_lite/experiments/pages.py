@@ -193,11 +193,15 @@ def shaded(frame: pd.DataFrame) -> Styler:
 
 
 def reasons(frame: pd.DataFrame) -> Markdown:
-    """Why each row of a table has its status; rows with one reason share a line."""
-    lines = [
-        f"- **{'; '.join(rows['Method'])}**: {reason}" for reason, rows in frame.groupby("Reason", sort=False)
-    ]
-    return Markdown("\n".join(lines))
+    """Why each row of a table has its status; rows with one reason share a line, and those of more than half come last."""
+    named = {str(reason): list(rows["Method"]) for reason, rows in frame.groupby("Reason", sort=False)}
+    lines, rest = [], ""
+    for reason, methods in named.items():
+        if len(named) > 1 and len(methods) > len(frame) / 2:
+            rest = f"- **All other rows**: {reason}"
+        else:
+            lines.append(f"- **{'; '.join(methods)}**: {reason}")
+    return Markdown("\n".join(filter(None, [*lines, rest])))
 
 
 def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) -> Styler:
@@ -297,7 +301,8 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
             else ""
         )
 
-    return styled(shown).hide(axis="index").map(colour, subset=["verdict"])
+    looks = styled(shown).hide(axis="index").map(colour, subset=["verdict"])
+    return looks.set_table_attributes('class="verdicts"')  # which a narrow page lays out cell under cell
 
 
 def _statistic(result: ClaimResult) -> str:
