@@ -263,6 +263,12 @@ def test_fedmn_s_claims(verdict: Callable[..., ClaimResult]) -> None:
     assert verdict("M8-lenet", level).verdict == "held"
 
 
+def test_m2_asks_for_a_lead_where_fedmn_is_less_far_behind(verdict: Callable[..., ClaimResult]) -> None:
+    ours = {"fedmn-table2-cifar100-lenet": 49.0, "fedmn-table2-cifar10-lenet": 47.0}
+    behind = verdict("M2-lenet", lambda name, arm: ours[name] if arm == "fedmn" else 50.0)
+    assert behind.verdict == "failed" and behind.value == pytest.approx(-1)
+
+
 @pytest.mark.parametrize(("floats", "expected"), [(99, "held"), (100, "failed")])
 def test_m3_counts_floats_of_all_rounds(tmp_path: Any, floats: int, expected: str) -> None:
     ledger, name = Ledger(tmp_path), "fedmn-fig2-glyphs"

@@ -60,8 +60,9 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...]) -> None:
     linked(
         f"M2{suffix}",
         group,
-        f"{where}: FedMN's lead over FedEM is larger on {' and '.join(large)} than on {' and '.join(small)} (Table II)",
-        [gain(high, low) for high in large for low in small],
+        f"{where}: FedMN leads FedEM on {' and '.join(large)}, and by more than on {' and '.join(small)} (Table II)",
+        [link for high in large for link in ahead(table2(high), "fedmn", "fedem")]
+        + [gain(high, low) for high in large for low in small],
     )
     linked(
         f"M8{suffix}",
