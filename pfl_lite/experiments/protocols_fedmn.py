@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 
 
 SMALL_BLOCKS = {"encoder_width": 84, "width": 64, "router_width": 64}
-FEW_GLYPHS = "which is more than a client has of the glyphs"
+FEW_GLYPHS = "which is more than most clients have of the glyphs"
 OTHER_NETWORK = "the network is LeNet-5 and not MobileNet-V2 from ImageNet weights"
 SETTINGS = {
     "cifar10": Setting(
@@ -53,8 +53,8 @@ SETTINGS = {
     "cifar100-lenet": Setting(
         "CIFAR-100, LeNet-5", "cifar100", "pachinko:0.4:10", 100, "lenet", {"blocks": "2x2x2"} | SMALL_BLOCKS,
         "CIFAR100", stands_in=OTHER_NETWORK, batch_size=32,
-        smaller="with which a client makes three steps a round, and after 40 rounds only Local and FedAvg were off the level of "
-        "guessing",
+        smaller="with which a client makes three steps a round, and after 40 rounds only Local, FedAvg and FedAvg+ were off the "
+        "level of guessing",
     ),
     "glyphs": Setting(
         "glyphs in place of EMNIST's letters", "glyphs", "groups:62:0.4", 100, "small_cnn",
