@@ -687,6 +687,13 @@ def test_fedmn_dropout_acts_in_training_only(federation: Any) -> None:
     assert not torch.allclose(modules(model, x, bits, held(bits, (2, 2, 2)), torch.tensor(4)), first)
 
 
+def test_fedmn_s_block_std_scales_the_first_weights_of_blocks_alone(federation: Any) -> None:
+    usual, wide = start(federation), start(federation, block_std=0.1)
+    for name, weight in usual.start.items():
+        scale = 10.0 if name in ("block2/weight", "block3/weight") else 1.0
+        assert torch.allclose(wide.start[name], scale * weight, rtol=1e-6, atol=0)
+
+
 def test_fedmn_batch_norm_in_encoders_and_router_follows_the_batches(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -778,4 +785,4 @@ def test_fedmn_fine_tuned_bits_come_from_the_tuned_router_or_from_its_last_draw(
 
 
 def test_fedmn_s_defaults_are_the_paper_s_and_the_code_s() -> None:
-    assert decisions(FedMN().layers) == 10 and FedMN().dropout == 0.5
+    assert decisions(FedMN().layers) == 10 and FedMN().dropout == 0.5 and FedMN().block_std == 0.01

@@ -462,7 +462,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "copy=0) for j in range(self.layers[0])",
             "equal encoders",
         ),
-        ("0.01 * torch.randn", "torch.randn", "blocks that start large"),
+        ("self.std * torch.randn", "torch.randn", "blocks that start large"),
         (
             "return [*below, last * split_decisions(bits, layers)[1]]",
             "return [*below, last]",

@@ -78,6 +78,8 @@ class FedMN(Method):
     """d_y, outputs of the router's label encoder."""
     dropout: float = 0.5
     """Share of a hidden block's outputs that training removes."""
+    block_std: float = 0.01
+    """Standard deviation of the blocks' first weights; the default is the released code's."""
     gate: str = "st"
     """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
     aggregation: str = "normalized"
@@ -112,7 +114,7 @@ class FedMN(Method):
         )  # fmt: skip
         if self.dropout >= 1:
             raise InputError(f"fedmn: dropout must be below 1, not {self.dropout}")
-        check_positive(self.name, tau_start=self.tau_start, tau_end=self.tau_end)
+        check_positive(self.name, block_std=self.block_std, tau_start=self.tau_start, tau_end=self.tau_end)
         check_choice(
             self.name,
             gate=(self.gate, ("st", "soft", "sample")),
@@ -149,7 +151,8 @@ class FedMN(Method):
     def modules(self, network: Network) -> ModularNetwork:
         """The encoders and blocks."""
         return ModularNetwork(
-            network, self.layers, self.encoder_width, self.width, network.classes, self.dropout
+            *(network, self.layers, self.encoder_width, self.width, network.classes),
+            *(self.dropout, self.block_std),
         )
 
     def router(self, network: Network) -> Router:

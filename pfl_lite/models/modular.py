@@ -127,6 +127,7 @@ class ModularNetwork:
         width: outputs of a hidden block.
         classes: K, outputs of a block of the last layer.
         rate: dropout after hidden blocks, in training.
+        std: standard deviation of the blocks' first weights.
     """
 
     network: Network
@@ -135,6 +136,7 @@ class ModularNetwork:
     width: int
     classes: int
     rate: float
+    std: float
 
     def init(self, seed: int) -> Params:
         """`encoder/...` [n_1, ...], `blockL/weight` [n_l, out, in] and `/bias` [n_l, out]; blocks by torch's global generator."""
@@ -144,7 +146,7 @@ class ModularNetwork:
         like, inputs = next(iter(start.values())), self.encoder_width
         for layer, number in enumerate(self.layers[1:], 2):
             outputs = self.classes if layer == len(self.layers) else self.width
-            start[f"block{layer}/weight"] = (0.01 * torch.randn(number, outputs, inputs)).to(like)
+            start[f"block{layer}/weight"] = (self.std * torch.randn(number, outputs, inputs)).to(like)
             start[f"block{layer}/bias"] = like.new_zeros(number, outputs)
             inputs = outputs
         return start
