@@ -88,7 +88,7 @@ def test_every_search_and_every_result_has_settings_that_can_be(one: Experiment)
 @pytest.mark.parametrize("one", [e for e in ALL if e.name != "pfedmb-table1"], ids=lambda one: one.name)
 def test_all_methods_are_searched_alike(one: Experiment) -> None:
     assert len({len(arm.grid) for arm in one.arms if arm.grid}) <= 1
-    assert {arm.key for arm in one.arms if "rounds" in arm.search} <= {"fedmn"}
+    assert {arm.key for arm in one.arms if "rounds" in arm.search} <= {"fedmn", "fedmn-wide"}
 
 
 def test_a_run_that_stands_for_another_s_is_the_same_run() -> None:
@@ -108,8 +108,12 @@ def test_printed_numbers_stand_beside_the_paper_s_data_only() -> None:
     ]  # fmt: skip
     for name in ("cifar10", "cifar100", "emnist", "femnist", "cifar10-lenet", "cifar100-lenet"):
         one = EXPERIMENTS[f"fedmn-table2-{name}"]
-        assert len(one.arms) == 8 and all(arm.paper is not None for arm in one.arms)
-        assert bool(one.stands_in) == name.endswith("lenet")
+        *eight, last = one.arms if name.endswith("lenet") else (*one.arms, None)
+        assert len(eight) == 8 and all(arm.paper is not None for arm in eight)
+        assert bool(one.stands_in) == name.endswith("lenet") == (last is not None)
+        if last is not None:  # as FedMN's row but for the start of its blocks
+            fedmn = replace(one.arm("fedmn"), key="fedmn-wide", label=last.label, paper=None)
+            assert last == replace(fedmn, settings=fedmn.settings | {"block_std": 0.1})
     for name in ("glyphs", "glyphs-writers"):
         assert all(arm.paper is None for arm in EXPERIMENTS[f"fedmn-table2-{name}"].arms)
     assert {one.name for one in PAPERS if one.unavailable} == {
