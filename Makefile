@@ -43,7 +43,7 @@ course: environment ## the teacher's files: student and instructor notebooks, gr
 	@$(PY) tools/make_course.py --wheel "$$(echo _build/wheel/*.whl)"
 
 test: environment ## unit and property tests, the site, and every chapter against its stored outputs
-	@printf '\n== 1 of 2: the package, the repository and the site (collecting some 2,400 tests takes a minute or two)\n'
+	@printf '\n== 1 of 2: the package, the repository and the site (collecting the tests takes a minute or two)\n'
 	$(QUIET) $(PY) -m pytest tests -n $(JOBS) --dist loadfile --durations 5
 	@printf '\n== 2 of 2: every chapter runs and shows what is stored in it (nbval)\n'
 	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 300 \
