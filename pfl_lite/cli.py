@@ -58,7 +58,7 @@ class PartitionCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        from pfl_lite.data.partition import describe
+        from pfl_lite.data.recipes import describe
 
         self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in describe())
         super().format_help(ctx, formatter)

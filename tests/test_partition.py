@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfl_lite.data import partition as parts
+from pfl_lite.data import recipes
 from pfl_lite.data.images import datasets, load
 from pfl_lite.data.partition import (
     ClientIndices,
-    apportion,
     class_counts,
     heterogeneity,
-    parse,
     partition_labels,
 )
+from pfl_lite.data.recipes import apportion, parse
 from pfl_lite.errors import InputError
 from pfl_lite.seeds import generator
 
@@ -58,7 +58,7 @@ def check_complete(clients: list[ClientIndices], train: np.ndarray, test: np.nda
         assert np.array_equal(np.sort(indices), np.flatnonzero(held[labels]))
 
 
-recipes = st.one_of(
+specs = st.one_of(
     st.just("iid"),
     st.just("pairs"),
     st.integers(1, 6).map("classes:{}".format),
@@ -74,7 +74,7 @@ recipes = st.one_of(
 
 @settings(deadline=5000, max_examples=150)
 @given(
-    spec=recipes,
+    spec=specs,
     sizes=st.lists(st.integers(20, 90), min_size=6, max_size=8),
     test_size=st.integers(5, 40),
     clients=st.integers(1, 12),
@@ -387,7 +387,7 @@ def test_groups_are_cut_by_the_seed_and_every_class_may_be_one() -> None:
 def test_the_numbers_of_a_group_are_dirichlet_multinomial(
     alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts.LabelGroups, "minimum", 0)  # as drawn, whatever comes
+    monkeypatch.setattr(recipes.LabelGroups, "minimum", 0)  # as drawn, whatever comes
     # Of n images a client gets n/N on average, with variance n p (1 - p) (n + a) / (1 + a), p = 1/N, a = N alpha.
     clients, n = 8, 400
     rng, groups = np.random.default_rng(3), parse(f"groups:1:{alpha}")
@@ -422,7 +422,7 @@ TOY = (0, 0, 1, 1, 1, 2)
 def test_pachinko_deals_everything_in_equal_numbers(
     alpha: float, beta: float, sizes: list[int], clients: int, seed: int
 ) -> None:
-    pachinko, train, test = parts.Pachinko(alpha, beta, TOY), labels_of(sizes), labels_of([20] * 6)
+    pachinko, train, test = recipes.Pachinko(alpha, beta, TOY), labels_of(sizes), labels_of([20] * 6)
     result = partition_labels(train, test, 6, pachinko, clients, seed, val_fraction=0)
     check_complete(result, train, test, 6)
     held = [len(client.train) for client in result]
@@ -441,7 +441,7 @@ def test_pachinko_gives_all_of_cifar100_to_100_clients() -> None:
     counts = counts_of(result, pool, pool[:0], 100)["train"]
     assert (counts.sum(axis=1) == 600).all() and (counts.sum(axis=0) == 600).all()
     # The first clients still find every class: of their superclasses a few are large, within one classes are alike.
-    coarse = np.array(parts.CIFAR100_COARSE)
+    coarse = np.array(recipes.CIFAR100_COARSE)
     upper = np.stack([counts[:, coarse == k].sum(axis=1) for k in range(20)], axis=1)[:20] / 600
     assert (
         abs((upper**2).sum(axis=1).mean() - (1 / 20 + (1 - 1 / 20) / (1 + 20 * 0.4))) < 0.04
@@ -455,7 +455,7 @@ def test_pachinko_gives_all_of_cifar100_to_100_clients() -> None:
 
 def test_pachinko_is_the_draw_of_one_image_after_the_other() -> None:
     """Against the recipe as it is written, image by image, in distribution: stocks run out in nearly every run."""
-    sizes, coarse, pachinko = np.array([4, 9, 3, 6, 2, 6]), np.array(TOY), parts.Pachinko(0.8, 2.0, TOY)
+    sizes, coarse, pachinko = np.array([4, 9, 3, 6, 2, 6]), np.array(TOY), recipes.Pachinko(0.8, 2.0, TOY)
 
     def slowly(rng: np.random.Generator) -> np.ndarray:
         counts, left = np.zeros((2, 6)), sizes.copy()
@@ -483,17 +483,17 @@ def test_pachinko_is_the_draw_of_one_image_after_the_other() -> None:
 def test_draws_end_where_the_first_class_is_used_up() -> None:
     # Class 2 has two images: its second draw is the fifth of all. Class 0 has one image too many to run out.
     drawn, left = np.array([0, 2, 1, 0, 2, 1, 0]), np.array([4, 9, 2, 0])
-    assert parts._until_used_up(drawn, left).tolist() == [2, 1, 2, 0]
-    assert parts._until_used_up(drawn, np.array([3, 3, 3, 0])).tolist() == [
+    assert recipes._until_used_up(drawn, left).tolist() == [2, 1, 2, 0]
+    assert recipes._until_used_up(drawn, np.array([3, 3, 3, 0])).tolist() == [
         3,
         2,
         2,
         0,
     ]  # class 0: with the last
-    assert parts._until_used_up(drawn, np.array([9, 9, 9, 0])).tolist() == [3, 2, 2, 0]
+    assert recipes._until_used_up(drawn, np.array([9, 9, 9, 0])).tolist() == [3, 2, 2, 0]
     weights = np.array([0.5, 0.3, 0.2])
-    assert parts._among(weights, np.array([True, False, True])) == pytest.approx([5 / 7, 0, 2 / 7])
-    assert parts._among(np.array([1.0, 0, 0]), np.array([False, True, True])).tolist() == [0, 0.5, 0.5]
+    assert recipes._among(weights, np.array([True, False, True])) == pytest.approx([5 / 7, 0, 2 / 7])
+    assert recipes._among(np.array([1.0, 0, 0]), np.array([False, True, True])).tolist() == [0, 0.5, 0.5]
 
 
 def test_the_superclasses_of_cifar100() -> None:
@@ -521,7 +521,7 @@ def test_the_superclasses_of_cifar100() -> None:
         "lawn_mower rocket streetcar tank tractor",
     )
     of = {name: k for k, names in enumerate(superclasses) for name in names.split()}
-    assert tuple(of[name] for name in datasets()["cifar100"].classes) == parts.CIFAR100_COARSE
+    assert tuple(of[name] for name in datasets()["cifar100"].classes) == recipes.CIFAR100_COARSE
 
 
 def test_dirichlet_has_the_typical_sizes_of_the_capped_recipe() -> None:
@@ -583,8 +583,8 @@ def test_seeds_and_purposes_are_independent() -> None:
     assert np.array_equal(held_out("iid", 7, 0), held_out("dirichlet:0.4", 5, 0))
     assert np.array_equal(held_out("iid", 7, 0), held_out("groups:3:0.4", 5, 0))
     assert not np.array_equal(held_out("iid", 7, 0), held_out("iid", 7, 1))
-    recipes = ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7", "blocks:3", "concept:2")
-    for spec in (*recipes, "groups:3:0.4", parts.Pachinko(0.4, 10, (0, 0, 0, 1, 1, 2, 2, 3, 4, 4))):
+    every = ("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:3:0.3:0.7", "blocks:3", "concept:2")
+    for spec in (*every, "groups:3:0.4", recipes.Pachinko(0.4, 10, (0, 0, 0, 1, 1, 2, 2, 3, 4, 4))):
         first, second = (partition_labels(train, test, 10, spec, 10, seed) for seed in (0, 1))
         assert any(not np.array_equal(a.train, b.train) for a, b in zip(first, second, strict=True))
 
@@ -760,6 +760,8 @@ def test_save_partition_round_trip(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["clients.npz"]
     with pytest.raises(InputError, match="cannot write the partition"):
         parts.save_partition(path / "below-a-file.npz", clients)
+    with pytest.raises(InputError, match=r"clients\.np must end in \.npz"):
+        parts.save_partition(tmp_path / "clients.np", clients)
 
 
 def test_a_saved_partition_tells_groups_and_relabelling(tmp_path: Path) -> None:
@@ -776,7 +778,7 @@ def test_a_saved_partition_tells_groups_and_relabelling(tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_described_and_parsed() -> None:
-    assert [usage.split(":")[0] for usage, _ in parts.describe()] == list(parts.PARTITIONERS)
+    assert [usage.split(":")[0] for usage, _ in recipes.describe()] == list(recipes.PARTITIONERS)
     for spec in (
         *("iid", "pairs", "classes:2", "dirichlet:0.4", "shares:20:0.3:0.7"),
         *(
@@ -791,16 +793,16 @@ def test_every_recipe_is_described_and_parsed() -> None:
     ):
         assert parse(spec).spec == spec
     for exact in (
-        parts.Dirichlet(0.12345678),
-        parts.DirichletRounded(1e-7 / 3),
-        parts.ClassShares(2, 0.1 + 0.2, 1234567.8),
-        parts.LabelGroups(3, 1 / 3),
-        parts.Pachinko(2 / 3, 1e7 + 1),
+        recipes.Dirichlet(0.12345678),
+        recipes.DirichletRounded(1e-7 / 3),
+        recipes.ClassShares(2, 0.1 + 0.2, 1234567.8),
+        recipes.LabelGroups(3, 1 / 3),
+        recipes.Pachinko(2 / 3, 1e7 + 1),
     ):
         assert parse(exact.spec) == exact
-    assert parts.Dirichlet(1e6).spec == "dirichlet:1e+06"  # texts stay as short as they were
-    assert parse("blocks:12") == parts.Blocks(12) and parse("concept:4") == parts.Concept(4)
-    assert parse(" dirichlet:4e-1 ") == parts.Dirichlet(0.4)
+    assert recipes.Dirichlet(1e6).spec == "dirichlet:1e+06"  # texts stay as short as they were
+    assert parse("blocks:12") == recipes.Blocks(12) and parse("concept:4") == recipes.Concept(4)
+    assert parse(" dirichlet:4e-1 ") == recipes.Dirichlet(0.4)
 
 
 def test_needs_numpy_only() -> None:

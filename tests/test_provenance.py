@@ -50,6 +50,7 @@ def test_a_run_names_the_files_that_define_it_and_no_other_method() -> None:
         "engine/rounds.py",
         "engine/local_sgd.py",
         "data/partition.py",
+        "data/recipes.py",
         "models/lenet.py",
         "methods/base.py",
     }

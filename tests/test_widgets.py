@@ -22,7 +22,8 @@ from scipy import stats
 
 import pfl_lite
 from pfl_lite import widgets
-from pfl_lite.data.partition import apportion, heterogeneity
+from pfl_lite.data.partition import heterogeneity
+from pfl_lite.data.recipes import apportion
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import comparison
 from pfl_lite.experiments.ledger import Ledger, default_folder

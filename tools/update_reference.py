@@ -18,7 +18,7 @@ ROOMS = [
         "data",
         "Ground floor: data",
         "Images are loaded once and kept once; a client is an array of indices into them.",
-        ["images", "partition", "federation"],
+        ["images", "recipes", "partition", "federation"],
     ),
     (
         "models",

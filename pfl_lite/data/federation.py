@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from pfl_lite.data import partition as partitions
 from pfl_lite.data.images import Card, Images, load
-from pfl_lite.data.partition import ClientIndices, Partitioner, heterogeneity, known_groups
+from pfl_lite.data.partition import ClientIndices, heterogeneity, known_groups
+from pfl_lite.data.recipes import Partitioner
 from pfl_lite.errors import InputError
 
 _CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
