@@ -670,7 +670,7 @@ def table(
     Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
     from pfl_lite.experiments import figures, tables
-    from pfl_lite.experiments.protocols import members
+    from pfl_lite.experiments.protocols import members, stand_ins
 
     if experiment in figures.FIGURES:
         typer.echo(figures.show(figures.figure(experiment, stored(ledger), budget_name), format))
@@ -678,17 +678,23 @@ def table(
     found = {name: tables.table(name, stored(ledger), budget_name) for name in members(experiment)}
     for frame in [tables.stacked(found)] if format == "csv" else found.values():
         typer.echo(tables.show(frame, format))
+    if format == "text" and (others := stand_ins(experiment)):
+        typer.echo(f"\nWhat stands in for data or networks has tables of its own: {', '.join(others)}")
 
 
 @app.command()
 def claims(
-    experiment: Annotated[str | None, typer.Argument(help="an experiment, or a group of them [all]")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="an experiment, a group of them, or a claim, e.g. B1 [all]")
+    ] = None,
     budget_name: BudgetName = "small",
     ledger: LedgerFolder = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
 
-    Example: `pfl-lite claims pfedmb-table1`
+    Examples: `pfl-lite claims pfedmb-table1`, `pfl-lite claims B1`
+
+    Two numbers in brackets are a 95 % interval, by a bootstrap over clients and seeds.
     """
     from pfl_lite.experiments import claims as checks
 
@@ -718,6 +724,10 @@ def ledger_check(ledger: LedgerFolder = None) -> None:
     found = check(stored(ledger))
     for note in found.notes:
         typer.echo(f"note   {note}")
+    if any("code has changed" in note for note in found.notes):
+        typer.echo(
+            "note   changed code says where to look, not that numbers differ: train a run again to see"
+        )
     for fault in found.faults:
         typer.echo(f"fault  {fault}")
     typer.echo(f"{found.files} files, {found.bytes / 1e6:.1f} MB: {len(found.faults) or 'no'} faults")

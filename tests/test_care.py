@@ -111,10 +111,10 @@ def test_runs_of_changed_code_are_named_by_file_and_are_no_fault(ledger: Ledger)
     enter(ledger, seed=2, model="lenet", code={k: v for k, v in now.items() if k != "engine/rounds.py"})
     enter(ledger, seed=3, model="lenet")
     found = check(ledger)
-    assert found.faults == [] and [note for note in found.notes if note.startswith("toy: ")][1:] == [
-        "toy: engine/rounds.py has changed since 1 runs were made",
-        "toy: methods/fedavg.py has changed since 1 runs were made",
-        "toy: 1 runs do not say which code made them",
+    assert found.faults == [] and [note for note in found.notes if note.startswith("toy: ")] == [
+        "toy: 4 runs of an experiment that is not known here",
+        "toy: code has changed since (how many) runs were made: engine/rounds.py (1), methods/fedavg.py (1)",
+        "toy: of 1 runs it is not known which code made them",
     ]
 
 
@@ -227,6 +227,15 @@ def test_a_full_ledger_has_nothing_missing(ledger: Ledger, monkeypatch: pytest.M
     ledger.write(make_run("local") | {"experiment": "full"})
     assert missing("full", ledger) == []
     assert "nothing is missing of full" in call("ledger", "missing", "full", "--ledger", ledger.folder).stdout
+
+
+def test_what_needs_data_that_were_not_there_comes_last(ledger: Ledger) -> None:
+    found = missing("fedmn-table2", ledger)
+    absent = [one.unavailable for one in found]
+    assert absent == sorted(absent) and {True, False} == set(absent)
+    assert all(one.unavailable == ("mnist" in one.command) for one in found)
+    lines = care.show(found).splitlines()
+    assert [line.endswith("  # where the data are") for line in lines] == absent
 
 
 def test_results_are_held_to_what_their_search_chose(tmp_path: Path) -> None:

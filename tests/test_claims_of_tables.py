@@ -80,6 +80,7 @@ def test_a_link_is_paired_inside_an_experiment_and_independent_between_two() -> 
     here, there = "pfedmb-table1", "pfedmb-table2-random2-15"
     assert str(ahead(here, "pfedmb", "local")[0]) == "pFedMB (eq. 5) - Local"
     assert str(Link({(here, "local"): 1.0, (there, "local"): -1.0})) == f"{here}: Local - {there}: Local"
+    assert str(Link({(here, "local"): -1.0, (here, "fedavg"): 1.0})) == "FedAvg - Local"
 
 
 def test_a_client_without_test_images_is_left_out_of_a_link() -> None:

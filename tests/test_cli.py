@@ -422,6 +422,18 @@ def test_times_that_are_there_are_replaced_only_when_asked(tmp_path: Path) -> No
     assert "--clients takes whole numbers" in refused("bench", "--json", path, "--force", "--clients", "x")
 
 
+def test_a_claim_is_asked_for_by_its_name_and_a_group_names_its_stand_ins() -> None:
+    said = call("claims", "M3-cifar10").stdout
+    assert said.startswith("M3-cifar10 ") and "M4" not in said
+    assert call("claims", "M99").exit_code == 2
+    last = call("table", "fedmn-table2").stdout.splitlines()[-1]
+    assert last.startswith(
+        "What stands in for data or networks has tables of its own: fedmn-table2-cifar10-lenet, "
+    )
+    assert "stands in" not in call("table", "fedmn-table2", "--format", "markdown").stdout.splitlines()[-1]
+    assert "tables of its own" not in call("table", "pfedmb-table1").stdout
+
+
 def test_an_experiment_without_claims_says_so() -> None:
     assert "no claim of when-label-skew is written down" in call("claims", "when-label-skew").stdout
     said = refused("claims", "when-label-skew", "--budget-name", "papr")

@@ -151,12 +151,16 @@ def changed(runs: Sequence[Run]) -> list[str]:
         now = code_of(method, model)
         count.update((run["experiment"], file) for file, code in run["code"].items() if now.get(file) != code)
         count.update((run["experiment"], file) for file in now.keys() - run["code"].keys())
+    files: dict[str, list[str]] = {}
+    for (name, file), number in sorted(count.items()):
+        files.setdefault(name, []).append(f"{file} ({number})")
     said = [
-        f"{name}: {file} has changed since {number} runs were made"
-        for (name, file), number in sorted(count.items())
+        f"{name}: code has changed since (how many) runs were made: {', '.join(some)}"
+        for name, some in files.items()
     ]
     return said + [
-        f"{name}: {number} runs do not say which code made them" for name, number in sorted(unknown.items())
+        f"{name}: of {number} runs it is not known which code made them"
+        for name, number in sorted(unknown.items())
     ]
 
 
@@ -184,6 +188,7 @@ class Missing(NamedTuple):
     images: float
     hours: float | None
     after: str
+    unavailable: bool = False
 
     @property
     def takes(self) -> str:
@@ -198,7 +203,8 @@ class Missing(NamedTuple):
 def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
     """The commands that would fill the gaps of an experiment or a group in an order that works.
 
-    The longest comes first among those that can be run at once; then follow those that wait for another.
+    The longest comes first among those that can be run at once; then follow those that wait for another, and last those
+    of data that the machine of the ledger did not have.
 
     Raises:
         InputError: an unknown name or budget.
@@ -207,7 +213,10 @@ def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Mis
     unique = {
         one.command: one for one in found
     }  # an arm may be missing here and in the experiment that makes its runs
-    return sorted(unique.values(), key=lambda one: (bool(one.after), -(one.hours or 0.0), -one.images))
+    return sorted(
+        unique.values(),
+        key=lambda one: (one.unavailable, bool(one.after), -(one.hours or 0.0), -one.images),
+    )
 
 
 def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
@@ -244,7 +253,8 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
         if waits := [seed for seed in seeds if sweep.awaits(first, seed)]:
             after = after or sweep.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
         command = experiment.command(methods, ",".join(map(str, seeds)))
-        found.append(Missing(command, sum(images for _, images in work), hours(work, seconds), after))
+        images, price = sum(images for _, images in work), hours(work, seconds)
+        found.append(Missing(command, images, price, after, experiment.unavailable))
     for arm in experiment.arms:
         if arm.run_of is not None:
             home = get_experiment(arm.run_of, experiment.budget)
@@ -354,5 +364,8 @@ def price(experiment: Experiment) -> str:
 def show(found: Sequence[Missing]) -> str:
     """Commands under one another, each after what it takes."""
     return "\n".join(
-        f"{one.takes:>20}  {one.command}" + (f"  # after: {one.after}" if one.after else "") for one in found
+        f"{one.takes:>20}  {one.command}"
+        + ("  # where the data are" if one.unavailable else "")
+        + (f"  # after: {one.after}" if one.after else "")
+        for one in found
     )

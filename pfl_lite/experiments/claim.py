@@ -145,7 +145,7 @@ class Link:
         signs = {1.0: "+", -1.0: "-"}
         words = [
             f"{signs.get(factor, f'{factor:+.2g}')} {f'{name}: ' if several else ''}{get_experiment(name).arm(arm).label}"
-            for (name, arm), factor in self.terms.items()
+            for (name, arm), factor in sorted(self.terms.items(), key=lambda term: term[1] < 0)
         ]
         return " ".join(words).removeprefix("+ ")
 

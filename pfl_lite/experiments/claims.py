@@ -146,17 +146,17 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
 def claims(
     experiment: str | None = None, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
 ) -> list[ClaimResult]:
-    """Test every claim (those about one experiment or group) on the ledger.
+    """Test every claim (those about one experiment or group, or the one of that name) on the ledger.
 
     Raises:
         InputError: an unknown name or budget, or an experiment without that budget.
     """
     ledger = ledger or Ledger()
-    asked = () if experiment is None else members(experiment)
+    asked = () if experiment is None or experiment in CLAIMS else members(experiment)
     for name in asked:  # also where no claim applies
         get_experiment(name, budget)
     wanted = {*EXPERIMENTS, *GROUPS} if experiment is None else {experiment, *asked}
-    chosen = [one for one in CLAIMS.values() if one.experiment in wanted or wanted & set(one.needs)]
+    chosen = [one for one in CLAIMS.values() if {one.id, one.experiment, *one.needs} & wanted]
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}

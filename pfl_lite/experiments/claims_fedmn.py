@@ -117,14 +117,14 @@ for setting in FIG2_SETTINGS:
     CLAIMS[f"M3{suffix}"] = Claim(
         f"M3{suffix}",
         experiment,
-        f"{setting}: FedMN sends fewer floats in 20 rounds than FedAvg with as many layers, router included (Fig. 2)",
+        f"On {setting} FedMN sends fewer floats in 20 rounds than FedAvg with as many layers, router included (Fig. 2)",
         {experiment: arms},
         fewer,
     )
     linked(
         f"M4{suffix}",
         experiment,
-        f"{setting}: after 20 rounds FedMN is above FedAvg with as many layers, and FedAvg with 8 layers above that with 10 "
+        f"On {setting} FedMN is, after 20 rounds, above FedAvg with as many layers, and FedAvg with 8 layers above that with 10 "
         "(Fig. 2)",
         [
             *(

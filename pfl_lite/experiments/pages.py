@@ -55,7 +55,7 @@ def facts(*names: str) -> Styler:
             "rounds": either(map(one.rounds_of, one.arms)),
             "local epochs": str(one.epochs),
             "batch": str(one.batch_size),
-            "seeds": ", ".join(map(str, one.seeds)),
+            "seed": ", ".join(map(str, one.seeds)),
             "settings chosen": _chosen_where(one),
         }
         for called, one in zip(own_names(names), some, strict=True)

@@ -54,6 +54,12 @@ def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     return EXPERIMENTS[name].at(budget)
 
 
+def stand_ins(group: str) -> tuple[str, ...]:
+    """Experiments named after a group that are not of it: what stands in for its data or networks; none of a single one."""
+    there = GROUPS.get(group, ())
+    return tuple(name for name in EXPERIMENTS if there and name.startswith(f"{group}-") and name not in there)
+
+
 def members(name: str) -> tuple[str, ...]:
     """The experiments that a name stands for: those of a group, or itself; raises InputError for an unknown name."""
     if name not in GROUPS and name not in EXPERIMENTS:
