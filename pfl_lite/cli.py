@@ -724,10 +724,6 @@ def ledger_check(ledger: LedgerFolder = None) -> None:
     found = check(stored(ledger))
     for note in found.notes:
         typer.echo(f"note   {note}")
-    if any("code has changed" in note for note in found.notes):
-        typer.echo(
-            "note   changed code says where to look, not that numbers differ: train a run again to see"
-        )
     for fault in found.faults:
         typer.echo(f"fault  {fault}")
     typer.echo(f"{found.files} files, {found.bytes / 1e6:.1f} MB: {len(found.faults) or 'no'} faults")

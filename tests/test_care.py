@@ -109,8 +109,10 @@ def test_runs_of_changed_code_are_named_by_file_and_are_no_fault(ledger: Ledger)
     assert not any("changed" in note for note in check(ledger).notes)
     enter(ledger, seed=1, model="lenet", code=now | {"methods/fedavg.py": "older"})
     enter(ledger, seed=2, model="lenet", code={k: v for k, v in now.items() if k != "engine/rounds.py"})
+    assert not any("where to look" in note for note in care.changed([]))
     enter(ledger, seed=3, model="lenet")
     found = check(ledger)
+    assert sum("where to look" in note for note in found.notes) == 1
     assert found.faults == [] and [note for note in found.notes if note.startswith("toy: ")] == [
         "toy: 4 runs of an experiment that is not known here",
         "toy: code has changed since (how many) runs were made: engine/rounds.py (1), methods/fedavg.py (1)",

@@ -158,6 +158,8 @@ def changed(runs: Sequence[Run]) -> list[str]:
         f"{name}: code has changed since (how many) runs were made: {', '.join(some)}"
         for name, some in files.items()
     ]
+    if said:
+        said.append("changed code says where to look, not that numbers differ: train a run again to see")
     return said + [
         f"{name}: of {number} runs it is not known which code made them"
         for name, number in sorted(unknown.items())
