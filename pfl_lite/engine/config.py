@@ -49,7 +49,10 @@ class RunConfig:
     clients: int = 10
     """N, the number of clients."""
     rounds: int = 10
-    """T, communication rounds."""
+    """T, communication rounds; the most there are if `patience` may end the run."""
+    patience: int = 0
+    """End the run once the mean validation accuracy of the scored models (fine-tuned ones, with `ft_epochs`) has not risen for so
+    many rounds; 0: play all rounds. The model that is kept is the last, not the best."""
     epochs: int = 1
     """E, local epochs a round."""
     batch_size: int = 64
@@ -83,6 +86,9 @@ class RunConfig:
     """Weight decay of fine-tuning (None: the run's own)."""
     ft_batch_size: int | None = None
     """Images a mini-batch of fine-tuning (None: the run's own)."""
+    ft_factors: str = ""
+    """Factors of fine-tuning's learning rate that are tried after the last round, such as `0,0.1,1`; the one with the best mean
+    validation accuracy is kept. 0 leaves the models as they are. Empty: the rate itself, whatever comes of it."""
     ft_every: int = 0
     """Also score fine-tuned models every so many rounds (0: only after the last)."""
     eval_every: int = 1
@@ -122,6 +128,17 @@ class RunConfig:
         idle = is_file(self.partition) and self.val_fraction != RunConfig.val_fraction
         self._check("val_fraction", not idle, "left out where a partition's file says who validates on what")
         self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
+        self._check(
+            "ft_factors", not self.ft_factors or self.ft_epochs > 0, "left out unless ft_epochs is positive"
+        )
+        _ = self.tuning_factors
+        self._check("patience", self.patience >= 0, "0 or more")
+        looked = self.ft_every if self.ft_epochs else self.eval_every
+        wanted = "0, or at least as many rounds as lie between two looks at the scored models"
+        self._check("patience", self.patience == 0 or 0 < looked <= self.patience, f"{wanted} ({looked})")
+        for name in ("patience", "ft_factors"):
+            known = self.val_fraction > 0 or not getattr(self, name)
+            self._check(name, known, "left out where there are no validation images")
         check_choice(
             "run",
             split=(self.split, SPLITS),
@@ -136,6 +153,20 @@ class RunConfig:
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:
             raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
+
+    @property
+    def tuning_factors(self) -> tuple[float, ...]:
+        """The numbers in `ft_factors`."""
+        try:
+            factors = tuple(float(word) for word in self.ft_factors.split(",") if self.ft_factors)
+        except ValueError:
+            factors = (-1.0,)
+        self._check(
+            "ft_factors",
+            all(0 <= one < float("inf") for one in factors),
+            "numbers of 0 or more, as in 0,0.1,1",
+        )
+        return factors
 
     @property
     def computing(self) -> Computing:

@@ -19,6 +19,28 @@ def diverged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
     return next((int(entry["round"]) for entry in rounds if entry.get("diverged")), None)
 
 
+def converged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
+    """The round in which a run with `patience` ended, from entries of a history; None if it went on to the last."""
+    return next((int(entry["round"]) for entry in rounds if entry.get("converged")), None)
+
+
+def has_converged(rounds: Sequence[dict[str, Any]], patience: int) -> bool:
+    """Whether the mean validation accuracy of the scored models has not risen for `patience` rounds up to the last entry.
+
+    Scored are fine-tuned models where the entries have them, else the method's own. Round 0, before any training, does not count.
+    """
+    name = (
+        "val_tuned_accuracy"
+        if any("val_tuned_accuracy" in entry for entry in rounds)
+        else "val_personal_accuracy"
+    )
+    scores = [(entry["round"], entry[name]) for entry in rounds[1:] if entry.get(name) is not None]
+    if not patience or not scores or scores[-1][0] != rounds[-1]["round"]:
+        return False
+    best = max(scores, key=lambda score: score[1])[0]  # the first of equal ones
+    return bool(scores[-1][0] - best >= patience)
+
+
 @dataclass
 class History:
     """The record of a run; `rounds` is a list of plain dicts, as in the JSON file.
@@ -26,7 +48,9 @@ class History:
     Each entry holds `round`, the ids of its `clients`, `floats_down` and `floats_up` (sums over the sampled clients) and, where
     models were scored, means over clients such as `personal_accuracy`, `global_loss`, `tuned_accuracy` (a fraction; nats) with
     the lists they are means of under `per_client`. `diverged`, where it is there, lists the clients whom the round left with
-    weights or other state that are no finite numbers. In the last entry of a run with `whole_test`, each kind of model (`global`,
+    weights or other state that are no finite numbers. `converged` marks the entry with which a run with `patience` ended, and
+    `factors`, with `ft_factors`, holds the mean validation accuracy that each factor of fine-tuning's rate came to, and `factor`
+    the one that was kept. In the last entry of a run with `whole_test`, each kind of model (`global`,
     `personal`, `tuned`) has under that name the means `global_test` and `local_test` and the lists of all clients,
     `global_test_clients` and `local_test_clients`.
     """

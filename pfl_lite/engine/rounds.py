@@ -27,7 +27,7 @@ from pfl_lite import __version__
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.engine.communication import traffic
 from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
-from pfl_lite.engine.history import History, diverged_in
+from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
 from pfl_lite.engine.metrics import right_by_class, score, whole_test
@@ -213,6 +213,11 @@ class Simulation:
         """The first round that left a client with weights that are no finite numbers; None if none did."""
         return diverged_in(self.history.rounds)
 
+    @property
+    def done(self) -> bool:
+        """Whether the last round has been played: the configuration's, or the one in which the run converged."""
+        return self.round >= self.config.rounds or converged_in(self.history.rounds) is not None
+
     def step(self) -> dict[str, Any]:
         """Play one round and return its entry in the history."""
         started = time.perf_counter()
@@ -258,13 +263,17 @@ class Simulation:
         given = {name: value for name, value in own.items() if value is not None}
         return replace(self.settings, epochs=self.config.ft_epochs, **given)
 
-    def tuned_models(self) -> Params:
+    def tuned_models(self, factor: float = 1.0) -> Params:
         """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
+
+        `factor` multiplies fine-tuning's learning rate; with 0 the models stay as they are.
 
         Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same settings
         and the method's own update, it is the local work of the next round, which is then done only once.
         """
-        if self.tuning_is_next_round:
+        if factor == 0:
+            return self.personal_models()
+        if self.tuning_is_next_round and factor == 1:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
             return self._ahead[1][2]
         method, config = self.method, self.config
@@ -276,7 +285,7 @@ class Simulation:
             self.arrived(),
             self.everyone,
             self.round + 1,
-            self.tuning,
+            replace(self.tuning, lr=factor * self.tuning.lr),
         )[0]
         if config.device == "cuda":
             torch.cuda.synchronize()  # the clock stops when the work is done, not when it is ordered
@@ -332,16 +341,19 @@ class Simulation:
     def _record(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Score what the configuration asks for after this round, and append the entry."""
         config, last = self.config, self.round == self.config.rounds
+        self.history.rounds.append(entry)
         if self.round == 0 or last or self.round % config.eval_every == 0:
-            if self.method.global_model(self.server) is not None:
-                self._score(entry, "global", None)
-            if self.method.one_model:
-                self.history.copy_scores(entry, "global", "personal")
-            else:
-                self._score(entry, "personal", self.personal_models())
-        if config.ft_epochs and (last or (config.ft_every and self.round % config.ft_every == 0)):
+            self._score_own(entry)
+        due = config.ft_every and self.round % config.ft_every == 0
+        if config.ft_epochs and (due or (last and not config.ft_factors)):
             self._tuned = self.tuned_models()
             self._score(entry, "tuned", self._tuned)
+        if has_converged(self.history.rounds, config.patience):
+            entry["converged"] = last = True
+            if "personal_accuracy" not in entry:
+                self._score_own(entry)
+        if last and config.tuning_factors:
+            self._choose_tuning(entry)
         if last and config.whole_test:
             self._whole_test(entry)
         state = self.state() if self.method.watched else {}
@@ -349,8 +361,32 @@ class Simulation:
             small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
             if last or self.round in WATCHED_ROUNDS or small:
                 self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
-        self.history.rounds.append(entry)
         return entry
+
+    def _score_own(self, entry: dict[str, Any]) -> None:
+        """Score the method's own models, before any fine-tuning."""
+        if self.method.global_model(self.server) is not None:
+            self._score(entry, "global", None)
+        if self.method.one_model:
+            self.history.copy_scores(entry, "global", "personal")
+        else:
+            self._score(entry, "personal", self.personal_models())
+
+    def _choose_tuning(self, entry: dict[str, Any]) -> None:
+        """Fine-tune with each factor of `ft_factors`; keep the models that do best on validation images, and their scores."""
+        tried: dict[float, tuple[float, Params, dict[str, Any]]] = {}
+        for factor in self.config.tuning_factors:
+            models = self.tuned_models(factor) if factor != 1 or self._tuned is None else self._tuned
+            scores: dict[str, Any] = {"per_client": dict(entry.get("per_client", {}))}
+            self._score(scores, "tuned", models)
+            tried[factor] = scores["val_tuned_accuracy"], models, scores
+        best = max(tried, key=lambda factor: tried[factor][0])
+        self._tuned = tried[best][1]
+        entry |= tried[best][2]
+        entry["factor"], entry["factors"] = (
+            best,
+            {f"{factor:g}": score for factor, (score, _, _) in tried.items()},
+        )
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
@@ -377,7 +413,7 @@ class Simulation:
             desc=self.method.name,
             disable=None if progress is None else not progress,
         ) as bar:
-            while self.round < total:
+            while not self.done:
                 if stop is not None and stop():
                     return False
                 entry = self.step()
@@ -458,7 +494,7 @@ class Simulation:
         if trained_by is None:
             return
         self.clients = untrained
-        if self.round == self.config.rounds:
+        if self.done:
             started, entry = time.perf_counter(), self.history.rounds.pop()
             self._record({name: entry[name] for name in ROUND_KEYS if name in entry})
             self.seconds += time.perf_counter() - started
@@ -483,7 +519,7 @@ class Simulation:
             "kind": "run",
             "method": self.method.name,
             "config": self.config.as_dict(),
-            "complete": self.round == self.config.rounds,
+            "complete": self.done,
             "parameters": self.network.parameters,
             "rounds": self.history.compact(),
             "watch": self.history.watch,
@@ -594,7 +630,9 @@ def trajectory(config: RunConfig) -> dict[str, Any]:
 
 def trains_alike(a: RunConfig, b: RunConfig) -> bool:
     """Whether two runs do the same until the last round, and differ only in what clients do after it."""
-    afterwards = {"method", "ft_epochs", "ft_mode", *TUNING}
+    if a.patience or b.patience:  # when training ends depends on what clients do after a round
+        return False
+    afterwards = {"method", "ft_epochs", "ft_mode", "ft_factors", *TUNING}
     settings = ({k: v for k, v in trajectory(c).items() if k not in afterwards} for c in (a, b))
     common = {f.name for f in fields(a.method)} & {f.name for f in fields(b.method)}
     return (

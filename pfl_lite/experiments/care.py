@@ -104,7 +104,8 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         free = {key for one in sweep.source(arm).grid for key in one} if run["kind"] == "diverged" else set()
         chosen = sweep.chosen(arm, run["seed"])
         if chosen is None:
-            tried, grid = len(sweep.searched(sweep.source(arm))), len(sweep.source(arm).grid)
+            source = sweep.source(arm)
+            tried, grid = len(sweep.scored(source)), len(sweep.grid(source))
             said.append(
                 f"{name}: of the candidates that it was chosen from the ledger holds {tried} of {grid}"
             )
@@ -250,7 +251,8 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
             after = sweep.searching.command(source.key)
         elif sweep.chosen(first) is None and source.key not in searches:
             searches.add(source.key)
-            left = len(source.grid) - len(sweep.searched(source))
+            least = max(len(sweep.grid(source)), experiment.candidates[0])  # ladders may ask for more
+            left = least - len(sweep.scored(source))
             work.append((source, left * nominal(experiment, source, experiment.search_rounds_of(source))))
         if waits := [seed for seed in seeds if sweep.awaits(first, seed)]:
             after = after or sweep.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
@@ -351,12 +353,13 @@ def seconds_of(run: Run) -> float | None:
 def price(experiment: Experiment) -> str:
     """What a whole experiment costs in FedAvg's images, with its searches: `27 results, 36 candidates, 350 million images`."""
     own = [arm for arm in experiment.arms if arm.run_of is None]
-    tried = 0 if experiment.searched_in else sum(len(arm.grid) for arm in own)
+    candidates = {arm.key: max(len(arm.grid), experiment.candidates[0] if arm.ladders else 0) for arm in own}
+    tried = 0 if experiment.searched_in else sum(candidates.values())
     rounds = {arm.key: experiment.rounds_of(arm) if arm.trained_by is None else 0 for arm in own}
     images = sum(nominal(experiment, arm, rounds[arm.key]) for arm in own) * len(experiment.seeds)
     if experiment.searched_in is None:
         images += sum(
-            len(arm.grid) * nominal(experiment, arm, experiment.search_rounds_of(arm)) for arm in own
+            candidates[arm.key] * nominal(experiment, arm, experiment.search_rounds_of(arm)) for arm in own
         )
     return (
         f"{len(own) * len(experiment.seeds)} results, {tried} candidates, {images / 1e6:,.0f} million images"

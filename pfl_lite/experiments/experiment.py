@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -58,6 +58,8 @@ class Arm:
     paper: float | None
     grid: tuple[Settings, ...]
     settings: Settings = field(default_factory=dict)
+    ladders: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Setting -> its values in order: where the search goes on from the grid (`climbed`), in steps to the next value."""
     rates_of: str | None = None
     """Key of the arm whose chosen rates this arm takes over (an ablation that changes one thing); it then has no grid. The arm is
     one of the experiment that searches: this one, or the one that `searched_in` names."""
@@ -92,12 +94,16 @@ class Experiment:
     participation: float = 1.0
     model: str = "lenet"
     ft_every: int = 1
+    patience: int = 0
+    """Rounds without a better validation accuracy after which a result ends; 0: every result has all its rounds."""
     ft_epochs: int | None = 0
     """Epochs of fine-tuning after the last round: 0 stands for the local epochs, None for each method's own default."""
     eval_every: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     search_rounds: int = 5
     search_seed: int = 100
+    candidates: tuple[int, int] = (0, 0)
+    """How many candidates an arm with ladders tries, and how many at most while its best stands at the edge of what was tried."""
     searched_in: str | None = None
     """Name of the experiment on the same data whose chosen settings this one takes over; it then searches nothing."""
     common: Settings = field(default_factory=dict)
@@ -163,8 +169,10 @@ class Experiment:
     @property
     def heading(self) -> str:
         """Title and budget, as a table says them."""
-        lengths = either(map(self.rounds_of, self.arms))
-        spent = f"{lengths} rounds, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        lengths = f"{either(map(self.rounds_of, self.arms))} rounds"
+        if self.patience:
+            lengths = f"until validation accuracy has not risen for {self.patience} rounds, {lengths} at most"
+        spent = f"{lengths}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         return f"{self.title}; {self.budget} budget ({spent})"
 
     def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
@@ -182,6 +190,7 @@ class Experiment:
             "seed": seed,
             "ft_every": self.ft_every,
             "eval_every": self.eval_every,
+            "patience": self.patience,
             **self.common,
         }
 
@@ -202,3 +211,45 @@ def crossed(rates: tuple[Settings, ...], **choices: tuple[float, ...]) -> tuple[
     """Every rate with every value of one more setting: `crossed(({"lr": 0.05}, {"lr": 0.1}), mu=(0.01, 0.1))`."""
     ((name, values),) = choices.items()
     return tuple(rate | {name: value} for value in values for rate in rates)
+
+
+def climbed(
+    arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, int], better: Callable[[Any], Any]
+) -> tuple[Settings, ...]:
+    """An arm's candidates as far as they are known: its grid, and then, one after another, neighbors of the best.
+
+    Once all so far are scored, the next is one step along a ladder from the best candidate that has an untried neighbor, until
+    as many have been tried as the first of `candidates` says; then only from the best of all, along a ladder on which it stands
+    at the edge of what was tried, up to the second number. `scored` candidates count if they are among these; `better` is their
+    sorting key, the best first. The order of the steps follows from the scores alone, so a search that was stopped goes on.
+    """
+    tried = list(arm.grid)
+    wanted, most = candidates
+    while arm.ladders:
+        known = [one for settings in tried for one in scored if one["settings"] == settings]
+        if len(known) < len(tried) or len(tried) >= most:
+            break
+        ranked = [dict(one["settings"]) for one in sorted(known, key=better)]
+        within = len(tried) < wanted
+        steps = (
+            step
+            for settings in (ranked if within else ranked[:1])
+            for step in _steps(arm, settings, None if within else ranked)
+            if step not in tried
+        )
+        following = next(steps, None)
+        if following is None:
+            break
+        tried.append(following)
+    return tuple(tried)
+
+
+def _steps(arm: Arm, settings: Settings, among: Sequence[Settings] | None) -> Iterator[Settings]:
+    """One step up or down each ladder; with some settings given, only where these lie on one side of the step's start."""
+    for name, rungs in arm.ladders.items():
+        at = rungs.index(settings[name])
+        for to in (at + 1, at - 1):
+            tried = [] if among is None else [rungs.index(one[name]) for one in among]
+            beyond = not any((other - at) * (to - at) > 0 for other in tried)
+            if 0 <= to < len(rungs) and beyond:
+                yield settings | {name: rungs[to]}

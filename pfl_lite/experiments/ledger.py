@@ -20,6 +20,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from pfl_lite.engine.config import MACHINE_KEYS, with_defaults
+from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain
 
@@ -82,6 +83,11 @@ def fault(entry: Any) -> str | None:
         if not all(isinstance(x, list) and x and len(x) == len(lists[0] or []) for x in lists):
             return '"final" does not hold four lists with one number a client'
     return None
+
+
+def reached(run: Run) -> float:
+    """How many rounds a run has played: infinitely many where it converged, as no more would be added."""
+    return math.inf if converged_in(run["rounds"]) is not None else float(run["rounds"][-1]["round"])
 
 
 def rounded(value: Any) -> Any:
@@ -202,9 +208,9 @@ class Ledger:
         return self._load(self.path(experiment, arm, seed))
 
     def has(self, experiment: str, arm: str, seed: int, rounds: int = 0) -> bool:
-        """Whether a complete run of at least `rounds` rounds is there."""
+        """Whether a complete run of at least `rounds` rounds, or one that converged before, is there."""
         run = self.get(experiment, arm, seed)
-        return run is not None and bool(run["complete"]) and int(run["rounds"][-1]["round"]) >= rounds
+        return run is not None and bool(run["complete"]) and reached(run) >= rounds
 
     def check(self, entry: Run) -> bool:
         """Whether `entry` is new: False if already there; raises InputError if it would replace another.

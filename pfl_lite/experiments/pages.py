@@ -20,7 +20,6 @@ from pfl_lite.experiments.claims import frame as claims_frame
 from pfl_lite.experiments.experiment import either
 from pfl_lite.experiments.ledger import Ledger, Run
 from pfl_lite.experiments.protocols import Experiment, get_experiment
-from pfl_lite.experiments.sweep import in_grid_order
 from pfl_lite.experiments.tables import accuracy, runs_of
 from pfl_lite.experiments.tables import table as table_of
 
@@ -80,7 +79,7 @@ def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     sweep = care.whole(get_experiment(name), ledger or Ledger())
     arms = {arm.key: arm for arm in sweep.arms if arm.grid and sweep.candidates(arm)}
     return [
-        search | {"candidates": in_grid_order(arm, sweep.searched(arm))}
+        search | {"candidates": sweep.scored(arm)}
         for search in sweep.ledger.searches(name)
         if (arm := arms.get(search["arm"])) is not None
     ]

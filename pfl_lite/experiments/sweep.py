@@ -21,6 +21,7 @@ from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
+from pfl_lite.experiments.experiment import climbed
 from pfl_lite.experiments.ledger import Ledger, Run, flat
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
 from pfl_lite.experiments.tables import accuracy
@@ -73,6 +74,14 @@ class Sweep:
         entry = self.ledger.get(self.searching.name, arm.key, None)
         return [] if entry is None else list(entry["candidates"])
 
+    def grid(self, arm: Arm) -> tuple[Settings, ...]:
+        """The candidates of an arm's search, as far as the scores tell them: its grid, and the next ones on its ladders."""
+        return climbed(arm, self.searched(arm), self.searching.candidates, rank)
+
+    def scored(self, arm: Arm) -> list[dict[str, Any]]:
+        """The scored candidates of the present search in its order, not in the order in which workers finished them."""
+        return in_order(self.grid(arm), self.searched(arm))
+
     def source(self, arm: Arm) -> Arm:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
         return self.searching.arm(arm.rates_of or arm.key)
@@ -94,8 +103,8 @@ class Sweep:
     def candidates(self, arm: Arm, seed: int | None = None) -> list[dict[str, Any]]:
         """The scored candidates, the best first and without those that diverged for a `seed`; none before the search is over."""
         source = self.source(arm)
-        scored = in_grid_order(source, self.searched(source))
-        if len(scored) < len(source.grid):
+        scored = self.scored(source)
+        if len(scored) < len(self.grid(source)):
             return []
         used = [flat(one["config"]) for one in self.attempts(arm, seed)]
         return [
@@ -129,7 +138,7 @@ class Sweep:
         for arm in self.sources() if self.searching is self.experiment else []:
             if self.chosen(arm) is None:
                 done = [one["settings"] for one in self.searched(arm)]
-                for number, candidate in enumerate(arm.grid):
+                for number, candidate in enumerate(self.grid(arm)):
                     if candidate not in done:
                         config = self.trial(arm, candidate)
                         yield Task(name, arm.key, self.experiment.search_seed, config, number)
@@ -180,7 +189,9 @@ class Sweep:
         """The configuration with which a candidate of an arm's grid is scored."""
         rounds = self.experiment.search_rounds
         settings = self.experiment.settings(self.experiment.search_seed, rounds=rounds) | self.machine
-        settings |= {"ft_every": 0, "eval_every": rounds} | arm.settings | arm.search | candidate
+        settings |= (
+            {"ft_every": 0, "eval_every": rounds, "patience": 0} | arm.settings | arm.search | candidate
+        )
         return make_config(arm.method, **settings).resolved()
 
     def missing(self) -> list[tuple[Arm, int]]:
@@ -257,14 +268,14 @@ class Sweep:
         else:
             arm = self.experiment.arm(task.arm)
             scored = {
-                "settings": arm.grid[task.candidate],
+                "settings": self.grid(arm)[task.candidate],
                 "validation_accuracy": accuracy(report, "val_accuracy") / 100,
                 "rounds": task.config.rounds,
                 "seed": task.seed,
                 "seconds": report["seconds"],
             } | ({} if at is None else {"diverged": at})
             before = self.known(arm)
-            candidates = in_grid_order(arm, [*self.searched(arm), scored])
+            candidates = in_order(self.grid(arm), [*self.searched(arm), scored])
             best = ranked(candidates)[0]["settings"]
             candidates += [one for one in before if one not in candidates]  # of an earlier protocol: kept
             path = self.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
@@ -282,14 +293,19 @@ class Sweep:
                 self.checkpoint(key, task.seed).unlink(missing_ok=True)
 
 
-def in_grid_order(arm: Arm, candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The candidates of the present grid in its order, not in the order in which workers finished them."""
-    return [one for settings in arm.grid for one in candidates if one["settings"] == settings]
+def in_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The candidates of a grid in its order, not in the order in which workers finished them."""
+    return [one for settings in grid for one in candidates if one["settings"] == settings]
+
+
+def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
+    """What candidates are sorted by: validation accuracy, the best first and those that diverged last."""
+    return "diverged" in candidate, -candidate["validation_accuracy"]
 
 
 def ranked(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Candidates by validation accuracy, the best first and those that diverged last; a tie goes to the first."""
-    return sorted(candidates, key=lambda one: ("diverged" in one, -one["validation_accuracy"]))
+    return sorted(candidates, key=rank)
 
 
 def reproduce(

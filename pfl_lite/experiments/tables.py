@@ -17,7 +17,7 @@ import pandas as pd
 from pfl_lite.engine.config import with_defaults
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
-from pfl_lite.experiments.ledger import Ledger, Run, flat
+from pfl_lite.experiments.ledger import Ledger, Run, flat, reached
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
@@ -133,8 +133,8 @@ def shortfalls(
         if len(runs) == 1:
             said.append("no s.d. from one seed")
         planned = experiment.rounds_of(arm)
-        if (least := min(run["rounds"][-1]["round"] for run in runs)) < planned:
-            said.append(f"{least} rounds of {planned}")
+        if (least := min(map(reached, runs))) < planned:
+            said.append(f"{least:g} rounds of {planned}")
         configs = [with_defaults(run["config"]) for run in runs]
         keys = sorted({key for config in configs for key in config} - {"seed"})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
