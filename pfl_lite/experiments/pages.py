@@ -103,7 +103,9 @@ def _chosen_where(experiment: Experiment) -> str:
     if not searching:
         return "nothing searched"
     tried, rounds = (
-        either(len(arm.grid) for arm in searching),
+        "{} to {}".format(*experiment.candidates)
+        if any(experiment.candidates)
+        else either(len(arm.grid) for arm in searching),
         either(map(experiment.search_rounds_of, searching)),
     )
     return f"{tried} candidates, {rounds} rounds, seed {experiment.search_seed}"

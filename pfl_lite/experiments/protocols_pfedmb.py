@@ -9,28 +9,83 @@ from pfl_lite.experiments.experiment import NEXT, Arm, Experiment, Settings, cro
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
 BRANCH_RATES = tuple({"lr": lr, "alpha_lr": alpha_lr} for lr, alpha_lr in ((0.1, 0.1), (0.1, 0.3)))
-THIRD_RATES = (
-    {"lr": 0.05, "alpha_lr": 0.1},
-)  # so that with the paper's budget every search has three candidates
-CONVERGED = {10: 100, 15: 100, 50: 300}  # clients: rounds that stand for the paper's "until convergence"
-PAPER_SEARCH_ROUNDS = 20
+
+# The paper's budget, "until convergence": the most rounds by number of clients, and when a run is looked at and ends before.
+LONGEST = {10: 100, 15: 100, 50: 300}
+LOOKED_AT = {15: {"ft_every": 5, "patience": 15}, 50: {"ft_every": 20, "patience": 60}}
+FACTORS = {"ft_factors": "0,0.1,1"}
+SEARCHED = {"search_rounds": 20, "candidates": (6, 9), "common": FACTORS}
+# Optimizer and regularization are not stated: each search begins with plain SGD and with momentum, and climbs from there.
+STARTS: tuple[Settings, ...] = (
+    {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.005},
+    {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.005},
+)
+RUNGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+DECAYS = (0.0, 0.001, 0.005, 0.01)
 
 
-def length(rounds: int) -> str:
-    """The first deviation of each of these experiments."""
-    return f"Rounds: the paper trains until convergence and does not say how long; we train {rounds} rounds."
+def climbing(start: Settings | None = None, **ladders: tuple[float, ...]) -> Settings:
+    """The search of an arm with the paper's budget: a method's own settings at their `start`, and the ladders it climbs."""
+    own = start or {}
+    steps = {"lr": RUNGS} | (ladders or {"weight_decay": DECAYS})
+    return {"grid": tuple(one | own for one in STARTS), "ladders": steps}
 
 
-def table1_deviations(rounds: int, searched: int, candidates: str) -> tuple[str, ...]:
-    """Where Table I leaves the paper."""
+BRANCH_SEARCH: Settings = {
+    "grid": (
+        *(one | {"alpha_lr": 0.1, "rate": "effective"} for one in STARTS),
+        {"lr": 0.03, "momentum": 0.9, "weight_decay": 0.005, "alpha_lr": 0.1, "rate": "plain"},
+    ),
+    "ladders": {"lr": RUNGS, "alpha_lr": (0.01, 0.03, 0.1, 0.3, 1.0)},
+}
+CLIMBS: dict[str, Settings] = {
+    **dict.fromkeys(("local", "fedavg", "fedper"), climbing()),
+    "fedprox": climbing({"mu": 0.01}, mu=(0.001, 0.01, 0.1, 1.0)),
+    # pFedMe's rate is that of w_i along lam (w_i - theta_i): lr lam stays below 1, beyond which w_i overshoots theta_i
+    "pfedme": {
+        "grid": (
+            {"lr": 0.003, "momentum": 0.9, "weight_decay": 0.005, "inner_lr": 0.03},
+            {"lr": 0.03, "momentum": 0.0, "weight_decay": 0.005, "inner_lr": 0.03},
+        ),
+        "ladders": {"lr": (0.001, 0.003, 0.01, 0.03, 0.06), "inner_lr": (0.003, 0.01, 0.03, 0.1)},
+    },
+    "ifca": climbing({"clusters": 2}, clusters=(2, 3, 5, 8)),
+    "fedfomo": climbing({"models": 5}, models=(2, 5, 10, 15)),
+    "fedamp": climbing({"lam": 0.1}, lam=(0.01, 0.1, 1.0, 10.0)),
+    "pfedmb": BRANCH_SEARCH,
+}
+CLIMB = (
+    "Optimizer and regularization are not stated: each search begins with momentum 0.9 and with plain SGD, weight decay 0.005, "
+    "and climbs from the best candidate to its neighbors in rate and in the method's own setting (weight decay, where it has "
+    "none) until six have been tried, and on to nine while the best stands at the edge of what was tried; 20 rounds of another "
+    "seed (100) on the clients' validation images"
+)
+TUNED = (
+    "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs, with the learning rate, a tenth "
+    "of it, or not at all, whichever gives the best mean validation accuracy at the end of the run."
+)
+
+
+def length(rounds: int, looked: Settings | None = None) -> str:
+    """The first deviation of each of these experiments; `looked`: when a run may end before its last round."""
+    ends = f"{rounds} rounds"
+    if looked:
+        ends = (
+            f"until the mean validation accuracy after fine-tuning, looked at every {looked['ft_every']} rounds, has not risen "
+            f"for {looked['patience']} rounds, at most {rounds} rounds, and keep the last model"
+        )
+    return f"Rounds: the paper trains until convergence and does not say how long; we train {ends}."
+
+
+def table1_deviations(rounds: int, chosen: str, tuned: str) -> tuple[str, ...]:
+    """Where Table I leaves the paper; `chosen`: how settings are, `tuned`: how clients fine-tune."""
     return (
         length(rounds),
-        "Learning rates, momentum and weight decay are not stated in the paper: plain SGD here, the rates chosen on the clients' "
-        f"validation images after {searched} rounds of another seed (100), {candidates}; the row without alpha-weighting takes "
+        f"{chosen}; the row without alpha-weighting takes "
         "the rates of the row with it, so that only the aggregation differs (rates of its own might serve it better); "
         f"{NEXT}.",
         "How alpha stays on the simplex is not stated: softmax of logits that start at 0.",
-        "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
+        tuned,
         "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
         "Participation is not stated for this table: all ten clients train in every round.",
         "Local trains as many epochs as FedAvg's clients (rounds x E) instead of until convergence.",
@@ -38,22 +93,27 @@ def table1_deviations(rounds: int, searched: int, candidates: str) -> tuple[str,
     )
 
 
-def table1_arms(branch_rates: tuple[Settings, ...]) -> tuple[Arm, ...]:
-    """The rows of Table I."""
+def table1_arms(plain: Settings, branched: Settings) -> tuple[Arm, ...]:
+    """The rows of Table I, with how the rates of both kinds of methods are searched."""
     return (
-        Arm("local", "local", "Local", printed("pFedMB", "I", "Local"), PLAIN_RATES),
-        Arm("fedavg", "fedavg", "FedAvg", printed("pFedMB", "I", "FedAvg"), PLAIN_RATES),
+        Arm("local", "local", "Local", printed("pFedMB", "I", "Local"), **plain),
+        Arm("fedavg", "fedavg", "FedAvg", printed("pFedMB", "I", "FedAvg"), **plain),
         Arm(
             "pfedmb-plain",
             "pfedmb",
             "pFedMB without alpha-weighting (eq. 6)",
             printed("pFedMB", "I", "pFedMB w/o alpha-weighted avg"),
             (),
-            SHARED_ALPHA | {"aggregation": "plain"},
+            settings=SHARED_ALPHA | {"aggregation": "plain"},
             rates_of="pfedmb",
         ),
         Arm(
-            "pfedmb", "pfedmb", "pFedMB (eq. 5)", printed("pFedMB", "I", "pFedMB"), branch_rates, SHARED_ALPHA
+            "pfedmb",
+            "pfedmb",
+            "pFedMB (eq. 5)",
+            printed("pFedMB", "I", "pFedMB"),
+            settings=SHARED_ALPHA,
+            **branched,
         ),
     )
 
@@ -67,17 +127,21 @@ PFEDMB_TABLE1 = Experiment(
     rounds=30,
     epochs=5,
     batch_size=64,
-    arms=table1_arms(BRANCH_RATES),
+    arms=table1_arms({"grid": PLAIN_RATES}, {"grid": BRANCH_RATES}),
     paper_table="pFedMB, Table I",
     metric="unweighted mean over clients of test accuracy after fine-tuning (%)",
     deviations=table1_deviations(
-        30, 5, "three candidates for Local and FedAvg, two pairs of rates for pFedMB"
+        30,
+        "Learning rates, momentum and weight decay are not stated in the paper: plain SGD here, the rates chosen on the clients' "
+        "validation images after 5 rounds of another seed (100), three candidates for Local and FedAvg, two pairs of rates for "
+        "pFedMB",
+        "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs (pFedMB: 5 on alpha, 5 on W).",
     ),
-    paper_budget={
-        "rounds": CONVERGED[10],
-        "arms": table1_arms(BRANCH_RATES + THIRD_RATES),
-        "search_rounds": PAPER_SEARCH_ROUNDS,
-        "deviations": table1_deviations(CONVERGED[10], PAPER_SEARCH_ROUNDS, "three candidates a method"),
+    paper_budget=SEARCHED
+    | {
+        "rounds": LONGEST[10],
+        "arms": table1_arms(climbing(), BRANCH_SEARCH),
+        "deviations": table1_deviations(LONGEST[10], CLIMB, TUNED),
     },
 )
 
@@ -113,11 +177,16 @@ TABLE2_LABELS = {
 def pfedmb_table2(setting: str) -> Experiment:
     """One column of pFedMB's table II: nine methods on CIFAR-10 or CIFAR-100, 15 or 50 clients."""
     data, partition, clients, words, branches, rounds = TABLE2_SETTINGS[setting]
-    own: dict[str, Settings] = {"pfedmb": {"branches": branches, "rate": "effective"}}
-    arms = tuple(
-        Arm(key, key, label, printed("pFedMB", "II", label, words), TABLE2_GRIDS[key], own.get(key, {}))
-        for key, label in TABLE2_LABELS.items()
-    )
+    paper = {key: printed("pFedMB", "II", label, words) for key, label in TABLE2_LABELS.items()}
+
+    def arms(searches: dict[str, Settings], branched: Settings) -> tuple[Arm, ...]:
+        own = {"pfedmb": {"branches": branches} | branched}
+        return tuple(
+            Arm(key, key, label, paper[key], settings=own.get(key, {}), **searches[key])
+            for key, label in TABLE2_LABELS.items()
+        )
+
+    follows = f"pfedmb-table2-{setting.replace('-15', '-50')}" if clients == 15 else None
     return Experiment(
         name=f"pfedmb-table2-{setting}",
         title=f"pFedMB, Table II: {words.replace('; ', ', ')} clients, {'CIFAR-100' if data == 'cifar100' else 'CIFAR-10'}",
@@ -128,46 +197,70 @@ def pfedmb_table2(setting: str) -> Experiment:
         epochs=5,
         batch_size=64,
         participation=1.0 if clients == 15 else 0.2,
-        arms=arms,
+        arms=arms({key: {"grid": grid} for key, grid in TABLE2_GRIDS.items()}, {"rate": "effective"}),
         paper_table="pFedMB, Table II",
         metric="unweighted mean over clients of test accuracy after fine-tuning (%)",
-        deviations=table2_deviations(rounds, 5, branches, shared=clients == 15),
+        deviations=table2_deviations(
+            length(rounds),
+            "Learning rates and each method's own settings are not stated: plain SGD here, four candidates a method, chosen on "
+            "the clients' validation images after 5 rounds of another seed (100)",
+            branches,
+            "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
+            "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches "
+            "and 50 clients all four candidates were still at 50 % on validation images after five rounds (a search that the "
+            "ledger does not hold).",
+            "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1; "
+            "FedProx: mu = 0.01 or 0.1; FedPer: the last layer is private. A method with a setting of its own tries two values "
+            "of it with two rates, the others four rates.",
+            "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
+            shared=clients == 15,
+        ),
         ft_every=0,
         eval_every=5,
-        searched_in=f"pfedmb-table2-{setting.replace('-15', '-50')}" if clients == 15 else None,
-        paper_budget={
-            "rounds": CONVERGED[clients],
-            "search_rounds": PAPER_SEARCH_ROUNDS,
-            "searched_in": None,
-            "deviations": table2_deviations(CONVERGED[clients], PAPER_SEARCH_ROUNDS, branches, shared=False),
+        searched_in=follows,
+        paper_budget=SEARCHED
+        | LOOKED_AT[clients]
+        | {
+            "rounds": LONGEST[clients],
+            "arms": arms(CLIMBS, {}),
+            "eval_every": LOOKED_AT[clients]["ft_every"],
+            "deviations": table2_deviations(
+                length(LONGEST[clients], LOOKED_AT[clients]),
+                CLIMB,
+                branches,
+                "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at "
+                "the chosen rate, or not: both are searched.",
+                "pFedMe: lam = 15, K = 5; FedPer: the last layer is private.",
+                TUNED,
+                shared=clients == 15,
+            ),
         },
     )
 
 
-def table2_deviations(rounds: int, searched: int, branches: int, *, shared: bool) -> tuple[str, ...]:
-    """Where a column of Table II leaves the paper; `shared`: the settings are those of the setting with 50 clients."""
-    return (
-        length(rounds),
-        "Learning rates and each method's own settings are not stated: plain SGD here, four candidates a method, chosen on "
-        f"the clients' validation images after {searched} rounds of another seed (100)"
-        + (", with 50 clients; the same choice serves 15 clients" if shared else "")
-        + f"; {NEXT}.",
+def table2_deviations(
+    rounds: str, chosen: str, branches: int, step: str, own: str, tuned: str, *, shared: bool
+) -> tuple[str, ...]:
+    """Where a column of Table II leaves the paper; `shared`: the settings are those of the setting with 50 clients.
+
+    The other texts say how long runs are, how settings are chosen, the size of pFedMB's step, the methods' own settings and how
+    clients fine-tune; an empty one is left out.
+    """
+    said = (
+        rounds,
+        chosen + (", with 50 clients; the same choice serves 15 clients" if shared else "") + f"; {NEXT}.",
         f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), which the "
         "paper searched and we do not; every layer has an alpha of its own.",
-        "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
-        "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches and "
-        "50 clients all four candidates were still at 50 % on validation images after five rounds (a search that the ledger "
-        "does not hold).",
+        step,
         "pFedMB's clients train 2 E epochs a round, alpha and then the branches, as the paper has it; the others train E.",
-        "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1; "
-        "FedProx: mu = 0.01 or 0.1; FedPer: the last layer is private. A method with a setting of its own tries two values of it "
-        "with two rates, the others four rates.",
+        own,
         "Two classes a client: every class has as many holders as any other. Dirichlet: a client that has its share of the "
         "images gets no more, as in PFNM's code, and each has at least ten.",
-        "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
+        tuned,
         "Normalisation is not stated: per-channel mean and standard deviation, no augmentation.",
         "Local's clients train when they are sampled, as many epochs as FedAvg's, instead of until convergence.",
     )
+    return tuple(filter(None, said))
 
 
 BRANCHES = (2, 5, 10, 20)
@@ -184,7 +277,7 @@ def pfedmb_branches(setting: str) -> Experiment:
     base, best, words = pfedmb_table2(setting), TABLE2_SETTINGS[setting][4], TABLE2_SETTINGS[setting][3]
     shown = base.arm("pfedmb").paper
 
-    def arms(candidates: tuple[int, ...]) -> tuple[Arm, ...]:
+    def arms(candidates: tuple[int, ...], branched: Settings) -> tuple[Arm, ...]:
         return tuple(
             Arm(
                 f"b{number}",
@@ -192,7 +285,7 @@ def pfedmb_branches(setting: str) -> Experiment:
                 f"B = {number}",
                 shown if number == best else None,
                 (),
-                {"branches": number, "rate": "effective"},
+                {"branches": number} | branched,
                 rates_of="pfedmb",
                 run_of=base.name if number == best else None,
             )
@@ -209,17 +302,17 @@ def pfedmb_branches(setting: str) -> Experiment:
         name=branches_name(setting),
         title=f"pFedMB, {'Fig. 5' if setting == 'random2-50' else 'Table III'}: numbers of branches, "
         f"{words.replace('; ', ', ')} clients",
-        arms=arms(BRANCHES),
+        arms=arms(BRANCHES, {"rate": "effective"}),
         paper_table="pFedMB, Fig. 5" if setting == "random2-50" else "pFedMB, Table III",
         seeds=(0,),
         searched_in=base.name,
         deviations=(length(base.rounds), *deviations),
         paper_budget=base.paper_budget
         | {
-            "arms": arms(MORE_BRANCHES),
+            "arms": arms(MORE_BRANCHES, {}),
             "seeds": base.seeds,
             "searched_in": base.name,
-            "deviations": (length(CONVERGED[base.clients]), *deviations),
+            "deviations": (length(LONGEST[base.clients], LOOKED_AT[base.clients]), *deviations),
         },
     )
 
