@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.data.images import Images, datasets
+from pfl_lite.data.images import Images, datasets, load
 from pfl_lite.data.partition import ClientIndices, partition
 from pfl_lite.errors import InputError
 
@@ -299,3 +299,24 @@ def test_what_is_no_partition_or_data_set_says_what_would_be() -> None:
         make_federation(pictures().train_images, "iid", 2, 0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"client 0 must be ClientIndices\(train=..., .* not ndarray"):
         Federation.build(pictures(), [ROWS])  # type: ignore[list-item]
+
+
+def test_a_recut_split_tests_on_the_same_images_in_every_seed() -> None:
+    data = load("digits").recut()
+    assert len(data.test_labels) + len(data.train_labels) == len(load("digits").merge().train_labels)
+    whole, held = np.bincount(load("digits").merge().train_labels), np.bincount(data.test_labels)
+    assert (held == whole // 5).all()
+    first, other = (
+        make_federation("digits", "dirichlet:0.4", 5, seed, val_fraction=0.25, split="recut")
+        for seed in (0, 100)
+    )
+    for federation in (first, other):
+        dealt = torch.cat(list(federation.test)).sort().values
+        assert torch.equal(dealt, torch.arange(len(data.test_labels)))
+        assert federation.test_images is not federation.images
+    assert torch.equal(first.test_images, other.test_images)
+    assert not torch.equal(first.test[0], other.test[0])
+    sizes = first.train_sizes + first.val_sizes
+    assert (
+        (first.test_sizes - (sizes + first.test_sizes) / 5).abs() <= 10
+    ).all()  # one of each class, by rounding

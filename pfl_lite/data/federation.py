@@ -207,7 +207,8 @@ def make_federation(
 
     `split`: `published` deals out the data set's training and test images by the same recipe; `fedem` merges
     them, deals out all, and cuts every client's own images 80 : 20 into training and test images (Marfoq et al.,
-    2021). Raises InputError as the three steps do.
+    2021); `recut` merges them, cuts 80 : 20 once for all seeds, and deals out both parts by the same recipe.
+    Raises InputError as the three steps do.
     """
     if not isinstance(data, str | Images):
         raise InputError(

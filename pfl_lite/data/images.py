@@ -25,7 +25,7 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.files import write_npz
 from pfl_lite.seeds import generator
 
-SPLITS = ("published", "fedem")
+SPLITS = ("published", "fedem", "recut")
 DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
 
 
@@ -119,13 +119,29 @@ class Images:
                 pools[f"train_{part}"] = pools[f"test_{part}"] = np.concatenate([train, test])
         return replace(self, merged=True, **pools)
 
+    def recut(self) -> Images:
+        """All images cut anew, 80 % of each class to train and 20 % to test on, by one draw that no seed changes."""
+        pool = self.merge()
+        random, test = generator(0, "recut"), np.zeros(len(pool.train_labels), dtype=bool)
+        for label in np.unique(pool.train_labels):
+            members = random.permutation(np.flatnonzero(pool.train_labels == label))
+            test[members[: len(members) // 5]] = True
+        parts: dict[str, Any] = {"merged": False}
+        for part in ("images", "labels", "writers"):
+            if (every := getattr(pool, f"train_{part}")) is not None and getattr(
+                pool, f"test_{part}"
+            ) is not None:
+                parts |= {f"train_{part}": every[~test], f"test_{part}": every[test]}
+        return replace(self, **parts)
+
     def with_split(self, split: str) -> Images:
-        """As they are (`published`), or merged (`fedem`: Marfoq et al. (2021) cut client by client); raises
+        """As they are (`published`), merged (`fedem`: Marfoq et al. (2021) cut client by client), or cut anew by a draw that is
+        the same for all seeds (`recut`: no image on which one seed is tested trains or validates for another); raises
         InputError for another name.
         """
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        return self.merge() if split == "fedem" else self
+        return self.merge() if split == "fedem" else self.recut() if split == "recut" else self
 
 
 def _pixels(what: str, images: ArrayLike) -> np.ndarray:

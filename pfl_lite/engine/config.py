@@ -45,7 +45,8 @@ class RunConfig:
     """How images are shared out: iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA,
     pachinko:ALPHA:BETA, blocks:G, concept:G, writers, writers:K; or a file of `pfl-lite partition --out clients.npz`."""
     split: str = "published"
-    """Training and test images: the data set's (`published`), or each client's own, merged and cut 80 : 20 (`fedem`)."""
+    """Training and test images: the data set's (`published`); each client's own, merged and cut 80 : 20 (`fedem`); or all of them
+    merged and cut 80 : 20 once, in the same way for every seed (`recut`)."""
     clients: int = 10
     """N, the number of clients."""
     rounds: int = 10
