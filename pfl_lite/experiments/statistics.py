@@ -1,0 +1,177 @@
+"""The statistics under tables and verdicts: intervals over clients and seeds, corrected families of tests, ranks, agreement.
+
+Every test here is held by simulation (`tests/test_statistics.py`): what it says where nothing is true, and whether it sees an
+effect that is planted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+Array = np.ndarray
+LEVEL = 0.95
+ONE_SIDED = (1 - LEVEL) / 2
+DRAWS = 10_000
+
+
+class Estimate(NamedTuple):
+    """A mean with its standard error and degrees of freedom; infinite errors where nothing tells them."""
+
+    value: float
+    se: float
+    df: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The t interval at 95 %."""
+        if not np.isfinite(self.se):
+            return -np.inf, np.inf
+        half = self.se * float(stats.t.ppf(1 - ONE_SIDED, self.df))
+        return self.value - half, self.value + half
+
+    def p_above(self, bound: float = 0.0) -> float:
+        """One-sided p-value of "the mean is above the bound": how often chance alone would put it so high."""
+        if self.se == 0:
+            return float(self.value <= bound)
+        return float(stats.t.sf((self.value - bound) / self.se, self.df)) if np.isfinite(self.se) else 1.0
+
+    def p_below(self, bound: float = 0.0) -> float:
+        """One-sided p-value of "the mean is below the bound"."""
+        return Estimate(-self.value, self.se, self.df).p_above(-bound)
+
+
+def two_way(difference: Array) -> Estimate:
+    """The mean of differences [seeds, clients] whose error comes from seeds and from clients.
+
+    An analysis of variance with both as random effects: the variance of the mean is (MS_seeds + MS_clients - MS_rest) / (S C),
+    never less than what seeds alone or clients alone tell. Its degrees of freedom are those of the seeds, S - 1, however much the
+    clients tell: with two or three seeds an estimate of their number (Satterthwaite's) errs too often. With one seed only clients
+    tell anything; a single number has an infinite error.
+    """
+    values = np.asarray(difference, dtype=float)
+    seeds, clients = values.shape
+    rows, columns, mean = values.mean(1), values.mean(0), float(values.mean())
+    squares = [
+        many * float(means.var(ddof=1)) if len(means) > 1 else 0.0
+        for many, means in ((clients, rows), (seeds, columns))
+    ]
+    both = seeds > 1 and clients > 1
+    rest = (
+        float(((values - rows[:, None] - columns + mean) ** 2).sum()) / ((seeds - 1) * (clients - 1))
+        if both
+        else 0.0
+    )
+    df = seeds - 1 or clients - 1
+    return Estimate(
+        mean, float(np.sqrt(max(sum(squares) - rest, *squares) / values.size)) if df else np.inf, df or 1
+    )
+
+
+def combined(parts: Sequence[Estimate]) -> Estimate:
+    """The sum of independent estimates, with the fewest degrees of freedom among them."""
+    se = float(np.sqrt(sum(one.se**2 for one in parts)))
+    return Estimate(sum(one.value for one in parts), se, min(one.df for one in parts))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the given order: each is below a level only if the whole family's errors stay below it."""
+    adjusted, worst = [1.0] * len(p), 0.0
+    for place, i in enumerate(np.argsort(p, kind="stable")):
+        worst = max(worst, min(1.0, (len(p) - place) * p[i]))
+        adjusted[int(i)] = worst
+    return adjusted
+
+
+def verdict(parts: Sequence[Estimate], bounds: Sequence[float]) -> str:
+    """What becomes of "every part is above its bound".
+
+    Held if each is (a test of all needs no correction: it errs only where each errs); failed if any is below, after Holm's
+    correction for having looked at all of them; else undecided.
+    """
+    if all(part.p_above(bound) < ONE_SIDED for part, bound in zip(parts, bounds, strict=True)):
+        return "held"
+    against = holm([part.p_below(bound) for part, bound in zip(parts, bounds, strict=True)])
+    return "failed" if min(against) < ONE_SIDED else "undecided"
+
+
+def ranks(scores: Array) -> Array:
+    """Rank of every method, 1 for the best, from scores [..., methods]; equal ones share their places' mean, NaN is last."""
+    return np.asarray(stats.rankdata(-np.nan_to_num(scores, nan=-np.inf), axis=-1))
+
+
+class RankTest(NamedTuple):
+    """Mean ranks [methods] over settings, a method's lead over the best rival, and how often chance leads so much or little."""
+
+    mean: Array
+    lead: float
+    p_best: float
+    p_beaten: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the method has the best mean rank: held, failed, or undecided where equal methods would often come out so."""
+        return "held" if self.p_best < ONE_SIDED else "failed" if self.p_beaten < ONE_SIDED else "undecided"
+
+
+def best_rank(scores: Array, method: int, draws: int = DRAWS) -> RankTest:
+    """Test whether a method has the best mean rank, from scores [settings, methods].
+
+    The null hypothesis is that all methods are equal, so that in every setting any order is as likely as any other: ranks are
+    shuffled inside each setting, and the lead (the best rival's mean rank minus the method's) is compared with the shuffled
+    leads. The best of many rivals is ahead of one method by chance, which the shuffled leads contain.
+    """
+    placed = ranks(scores)  # [settings, methods]
+    random = np.random.default_rng(0)
+    shuffled = random.permuted(np.broadcast_to(placed, (draws, *placed.shape)), axis=-1).mean(
+        1
+    )  # [draws, methods]
+    mean = placed.mean(0)
+
+    def lead(one: Array) -> Array:
+        return np.asarray(np.delete(one, method, -1).min(-1) - one[..., method])
+
+    found, chance = float(lead(mean)), lead(shuffled)
+    # the observed order is one of the possible ones, too
+    p_best, p_beaten = (
+        (1 + side.sum()) / (1 + draws) for side in (chance >= found - 1e-9, chance <= found + 1e-9)
+    )
+    return RankTest(mean, found, float(p_best), float(p_beaten))
+
+
+class Agreement(NamedTuple):
+    """How a table's order and level agree with the paper's: Kendall's tau with its 95 % interval, and the mean absolute gap."""
+
+    tau: float
+    interval: tuple[float, float]
+    gap: float
+    methods: int
+
+
+def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
+    """Kendall's tau between printed numbers [methods] and ours [seeds, clients, methods] in percent.
+
+    The interval comes from drawing seeds and clients anew, the same for all methods: it says how far the order of ours is known,
+    with one seed as far as clients tell. The gap is the mean over methods of |ours - paper|.
+    """
+    seeds, clients, methods = ours.shape
+    random = np.random.default_rng(0)
+    s = random.integers(seeds, size=(draws, seeds, 1))
+    c = random.integers(clients, size=(draws, 1, clients))
+    means = np.nanmean(ours, axis=(0, 1))
+    taus = kendall(paper, np.nanmean(ours[s, c], axis=(1, 2)))
+    low, high = np.quantile(taus, [ONE_SIDED, 1 - ONE_SIDED])
+    gap = float(np.abs(means - paper).mean())
+    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, methods)
+
+
+def kendall(a: Array, b: Array) -> Array:
+    """Kendall's tau-b of one order [n] with others [..., n]: 1 for the same order, -1 for the reverse; ties count for neither."""
+    upper = np.triu_indices(len(a), 1)
+    x = np.sign(a[:, None] - a[None, :])[upper]
+    y = np.sign(b[..., :, None] - b[..., None, :])[..., upper[0], upper[1]]
+    scale = np.sqrt(np.count_nonzero(x) * np.count_nonzero(y, axis=-1))
+    return np.asarray((x * y).sum(-1) / np.maximum(scale, 1))

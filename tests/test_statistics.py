@@ -1,0 +1,155 @@
+"""Every kind of test against simulations: where nothing is true it errs as seldom as it says, and a planted effect it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pfl_lite.experiments.statistics import (
+    Estimate,
+    agreement,
+    best_rank,
+    combined,
+    holm,
+    kendall,
+    ranks,
+    two_way,
+    verdict,
+)
+
+TIMES = 400
+RARELY = 0.05 + 3 * np.sqrt(0.05 * 0.95 / TIMES)  # three standard errors above the level
+
+
+def differences(
+    random: np.random.Generator, effect: float = 0.0, seeds: int = 3, clients: int = 15, of_seed: float = 1.0
+) -> np.ndarray:
+    """Paired differences [seeds, clients] with spread between seeds, between clients, and of both together."""
+    return np.asarray(
+        effect
+        + of_seed * random.normal(size=(seeds, 1))
+        + random.normal(size=(1, clients))
+        + random.normal(size=(seeds, clients))
+    )
+
+
+def share(says: Callable[[np.random.Generator], bool]) -> float:
+    return float(np.mean([says(np.random.default_rng(i)) for i in range(TIMES)]))
+
+
+@pytest.mark.parametrize("of_seed", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_an_interval_misses_as_seldom_as_it_says(seeds: int, of_seed: float) -> None:
+    def misses(random: np.random.Generator) -> bool:
+        low, high = two_way(differences(random, seeds=seeds, of_seed=of_seed)).interval
+        return not low < 0 < high
+
+    assert share(misses) <= RARELY
+
+
+def test_an_interval_sees_an_effect() -> None:
+    assert share(lambda random: two_way(differences(random, effect=8.0)).interval[0] > 0) > 0.9
+
+
+def test_with_one_seed_it_is_the_t_interval_over_clients() -> None:
+    values = np.random.default_rng(0).normal(size=(1, 12))
+    low, high = stats.t.interval(0.95, 11, values.mean(), stats.sem(values[0]))
+    assert two_way(values).interval == pytest.approx((low, high))
+    same = two_way(np.repeat(values[:, :1], 12, 1))
+    assert same.se == 0 and same.p_above(values[0, 0] - 1) == 0 and same.p_above(values[0, 0]) == 1
+
+
+def test_with_one_number_nothing_is_known() -> None:
+    one = two_way(np.array([[7.0]]))
+    assert one.interval == (-np.inf, np.inf) and one.p_above() == one.p_below() == 1
+
+
+def test_three_seeds_that_agree_on_no_client_have_the_interval_of_three_numbers() -> None:
+    seeds = np.array([1.0, 2.0, 4.0])
+    low, high = stats.t.interval(0.95, 2, seeds.mean(), stats.sem(seeds))
+    assert two_way(np.repeat(seeds[:, None], 4, 1)).interval == pytest.approx((low, high))
+
+
+def test_independent_estimates_add_up() -> None:
+    both = combined([Estimate(1, 3, 5), Estimate(2, 4, 5)])
+    assert (both.value, both.se) == (3, 5) and both.df == 5
+    assert combined([Estimate(1, np.inf, 1), Estimate(2, 4, 5)]).interval == (-np.inf, np.inf)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("links", [2, 8, 18])
+def test_a_chain_of_equal_methods_seldom_fails_and_seldom_holds(links: int) -> None:
+    def found(random: np.random.Generator) -> str:
+        return verdict([two_way(differences(random)) for _ in range(links)], [0.0] * links)
+
+    assert share(lambda random: found(random) == "failed") <= RARELY / 2 + 0.02  # one-sided
+    assert share(lambda random: found(random) == "held") <= 0.02
+
+
+def test_a_chain_that_is_true_holds_and_one_with_a_false_link_fails() -> None:
+    def found(random: np.random.Generator, *effects: float) -> str:
+        return verdict([two_way(differences(random, effect)) for effect in effects], [0.0] * len(effects))
+
+    assert share(lambda random: found(random, 9, 9, 9) == "held") > 0.8
+    assert share(lambda random: found(random, 9, 9, -14) == "failed") > 0.8
+
+
+SETTINGS, METHODS = 6, 9
+
+
+def scores(random: np.random.Generator, lead: float = 0.0) -> np.ndarray:
+    table = random.normal(size=(SETTINGS, METHODS))
+    table[:, 0] += lead
+    return np.asarray(table)
+
+
+def test_the_best_mean_rank_of_equal_methods_is_seldom_decided() -> None:
+    def found(random: np.random.Generator, lead: float = 0.0) -> str:
+        return best_rank(scores(random, lead), 0, draws=500).verdict
+
+    decided = share(lambda random: found(random) != "undecided")
+    assert decided <= RARELY
+    assert share(lambda random: found(random, 4.0) == "held") > 0.9
+    assert share(lambda random: found(random, -4.0) == "held") == 0
+
+
+def test_a_method_that_a_rival_beats_everywhere_fails() -> None:
+    def found(random: np.random.Generator) -> str:
+        table = scores(random, -4.0)
+        table[:, 1] += 4
+        return best_rank(table, 0, draws=500).verdict
+
+    assert share(lambda random: found(random) == "failed") > 0.9
+
+
+def test_ranks_share_places_and_put_what_is_no_number_last() -> None:
+    assert ranks(np.array([0.3, 0.9, np.nan, 0.3])).tolist() == [2.5, 1.0, 4.0, 2.5]
+
+
+def test_kendall_is_scipy_s() -> None:
+    random = np.random.default_rng(0)
+    a = random.integers(5, size=9).astype(float)
+    many = random.integers(5, size=(20, 9)).astype(float)
+    wanted = [stats.kendalltau(a, one).statistic for one in many]
+    assert kendall(a, many) == pytest.approx(wanted)
+
+
+def test_the_interval_of_tau_holds_the_order_that_is_planted_and_none_where_there_is_none() -> None:
+    paper = np.arange(9.0)
+    random = np.random.default_rng(0)
+    ours = paper + 0.1 * random.normal(size=(1, 30, 9))
+    good = agreement(paper, ours)
+    assert good.tau == 1 and good.interval[0] > 0.9 and good.gap < 0.1
+
+    def tells(random: np.random.Generator) -> bool:
+        low, high = agreement(paper, random.normal(size=(3, 15, 9)), draws=200).interval
+        return low > 0.5 or high < -0.5
+
+    assert share(tells) < 0.1
