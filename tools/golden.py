@@ -1,0 +1,255 @@
+"""A record of every number that the package gives, to be compared before and after a change that is to alter none.
+
+    python tools/golden.py OUT_DIR         write the record of this tree (three minutes on one core)
+    python tools/golden.py --compare A B   say what differs between two records; exit code 1 if anything does
+
+`--part runs` (or partitions, shown, files) writes that part alone; --compare looks at the parts that both records hold.
+
+A record is a folder of text files, floats in full: the indices of every partition recipe, short float64 runs of every method on
+both engines, every table, claim, sentence and figure from the committed ledger, and the keys of what a run writes.
+Records are not committed: the last bits of sums differ between processors. Make both on one machine, with OMP_NUM_THREADS=1.
+
+Every name that is imported from the package stands in `HOMES`; when something moves, its line there follows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import tempfile
+import warnings
+from importlib import import_module
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+HOMES = {
+    "CLAIM_FRAME": "pfl_lite.experiments.claims:frame",
+    "EXPERIMENTS": "pfl_lite.experiments.protocols:EXPERIMENTS",
+    "FIGURES": "pfl_lite.experiments.figures:FIGURES",
+    "METHODS": "pfl_lite.methods:METHODS",
+    "cli": "pfl_lite.cli:app",
+    "claims": "pfl_lite.experiments.claims:claims",
+    "digits_like": "pfl_lite.data.images:load",
+    "figure": "pfl_lite.experiments.figures:figure",
+    "make_config": "pfl_lite.engine.config:make_config",
+    "partition": "pfl_lite.data.partition:partition",
+    "sentences": "pfl_lite.experiments.sentences:checked",
+    "Simulation": "pfl_lite.engine.rounds:Simulation",
+    "table": "pfl_lite.experiments.tables:table",
+}
+GROUPS = "pfl_lite.experiments.protocols:GROUPS"
+
+RECIPES = (
+    *("iid", "pairs", "classes:2", "dirichlet:0.4", "dirichlet_rounded:0.4", "shares:3:0.3:0.7"),
+    *("groups:3:0.4", "blocks:3", "concept:2", "pachinko:0.4:10", "writers", "writers:1"),
+)
+FIVE = {
+    **{"data": "digits", "partition": "dirichlet:0.4", "clients": 5, "seed": 3, "dtype": "float64"},
+    **{"rounds": 3, "batch_size": 32, "lr": 0.1, "ft_epochs": 1},
+}
+OWN: dict[str, dict[str, Any]] = {  # settings with which a short run does what a method is made for
+    "cfl": {"warmup": 0, "eps1": 0.7, "eps2": 0.8},
+    "fedem": {"ft_epochs": 0},
+    "fedfomo": {"models": 3},
+    "fedmn": {"blocks": "1x3x3", "gate": "soft", "lr": 0.5},
+    "pfedmb": {"model": "small_cnn"},
+    "pfl_moe": {"model": "small_cnn"},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unseen": {"unseen": 1, "participation": 0.5, "momentum": 0.5, "weight_decay": 0.01},
+    "sgd": {"ft_mode": "plain_sgd", "ft_lr": 0.02, "ft_every": 2},
+}
+ONE_BY_ONE: dict[str, dict[str, Any]] = {  # of what a few methods suffice to show
+    "fedavg-crops": {"augment": "crop_flip", "model": "small_cnn"},
+    "fedavg-workers": {"workers": 2, "participation": 0.6, "rounds": 2},
+    "fedavg-batches": {
+        "engine": "vmap",
+        "clients_per_batch": 2,
+        "convolution": "unfold",
+        "model": "small_cnn",
+    },
+    "fedrep-whole": {"whole_test": True, "split": "published"},
+    "pfedmb-crops": {"engine": "vmap", "augment": "crop_flip", "model": "small_cnn", "rounds": 1},
+    "fedmn-sequential": {"schedule": "sequential", "blocks": "1x2x2", "rounds": 2},
+    "pfl_mf-float32": {"dtype": "float32", "participation": 0.6},
+}
+PARTS = ["partitions", "shown", "files", "runs"]
+VARYING = {"seconds", "images_per_second", "versions", "code", "device"}
+
+
+def home(name: str) -> Any:
+    """What the package calls by a name of `HOMES` (or `module:name`)."""
+    module, _, attribute = HOMES.get(name, name).partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def digest(tensors: dict[str, Any]) -> str:
+    """sha256 of the bits of named arrays or tensors."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name]
+        array = array.numpy() if hasattr(array, "detach") else array
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def partitions() -> str:
+    """One line a recipe, data set and seed."""
+    lines = []
+    for data in ("digits", "glyphs10"):
+        images = home("digits_like")(data)
+        for recipe in RECIPES:
+            for seed in range(3):
+                try:
+                    clients = home("partition")(images, recipe, 6, seed)
+                except ValueError as error:
+                    said = type(error).__name__
+                else:
+                    parts = {
+                        f"{kind}/{i}": getattr(client, kind)
+                        for i, client in enumerate(clients)
+                        for kind in ("train", "val", "test", "relabel")
+                        if getattr(client, kind) is not None
+                    }
+                    said = digest(parts) + f" {[client.group for client in clients]}"
+                lines.append(f"{data},{recipe},{seed},{said}")
+    return "\n".join(lines) + "\n"
+
+
+def trained(method: str, settings: dict[str, Any]) -> Any:
+    """A finished run."""
+    workers = settings.pop("workers", 1)
+    simulation = home("Simulation")(home("make_config")(method, **settings), workers=workers)
+    simulation.run(progress=False)
+    return simulation
+
+
+def run_of(method: str, settings: dict[str, Any]) -> str:
+    """The history of a run with the bits of its models; an error's kind where such a run cannot be."""
+    try:
+        simulation = trained(method, settings)
+    except ValueError as error:
+        return f"{type(error).__name__}\n"
+    record = {
+        "server": digest(simulation.server),
+        "clients": digest(simulation.clients),
+        "scored": digest(simulation.scored_models()),
+        "personal": digest(simulation.personal_models()),
+        "state": digest(simulation.state()),
+        "images_trained": simulation.map.images_trained,
+        "sums": {name: repr(float(t.double().sum())) for name, t in simulation.scored_models().items()},
+        "watch": simulation.history.watch,
+        "rounds": simulation.history.rounds,
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+def written_by_a_run() -> dict[str, str]:
+    """Keys and values of a run's JSON (clock, machine and code apart), and the arrays that `--save` writes."""
+    import numpy as np
+
+    found = {}
+    for method in ("fedavg", "pfedmb"):
+        simulation = trained(method, FIVE | {"rounds": 2, "unseen": 1, "whole_test": True})
+        report = simulation.report()
+        report |= {key: sorted(report[key]) if key == "versions" else "-" for key in VARYING & report.keys()}
+        found[f"json-{method}.txt"] = json.dumps(report, indent=1) + "\n"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "models.npz"
+            simulation.save_models(path)
+            with np.load(path) as arrays:
+                lines = [f"{name} {arrays[name].dtype} {arrays[name].shape}" for name in arrays.files]
+        found[f"save-{method}.txt"] = "\n".join(lines) + "\n"
+    return found
+
+
+def told(*arguments: str) -> str:
+    """What the command prints."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        home("cli")(list(arguments), standalone_mode=False)
+    return said.getvalue()
+
+
+def framed(frame: Any) -> str:
+    """A data frame with its floats in full, then its title and notes."""
+    attributes = [f"{key}: {frame.attrs[key]}" for key in sorted(frame.attrs)]
+    return "\n".join([frame.to_csv(index=False), *attributes]) + "\n"
+
+
+def shown() -> dict[str, str]:
+    """Tables, figures, claims and sentences from the committed ledger."""
+    found = {f"frames/table-{name}.csv": framed(home("table")(name)) for name in home("EXPERIMENTS")}
+    found |= {f"frames/figure-{name}.csv": framed(home("figure")(name)) for name in home("FIGURES")}
+    found["frames/claims.csv"] = framed(home("CLAIM_FRAME")(home("claims")()))
+    found["frames/sentences.csv"] = framed(home("sentences")())
+    for name in {**home("EXPERIMENTS"), **home(GROUPS)}:
+        for form in ("text", "markdown", "csv"):
+            found[f"printed/{name}-{form}.txt"] = told("table", name, "--format", form)
+    return found | {"printed/claims.txt": told("claims")}
+
+
+def record(out: Path, parts: list[str]) -> None:
+    """Write the record of this tree, or some parts of it."""
+
+    def write(name: str, text: str) -> None:
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    warnings.simplefilter("ignore")
+    if "partitions" in parts:
+        write("partitions.csv", partitions())
+    for part, made in (("shown", shown), ("files", written_by_a_run)):
+        for name, text in made().items() if part in parts else ():
+            write(name, text)
+    if "runs" not in parts:
+        return
+    for method in home("METHODS"):
+        for variant, settings in VARIANTS.items():
+            for engine in ("loop", "vmap"):
+                given = FIVE | OWN.get(method, {}) | settings | {"engine": engine}
+                write(f"runs/{method}-{variant}-{engine}.txt", run_of(method, given))
+    for name, settings in ONE_BY_ONE.items():
+        write(f"runs/{name}.txt", run_of(name.split("-")[0], FIVE | settings))
+
+
+def compare(a: Path, b: Path) -> list[str]:
+    """One line a file that differs, with the first line where it does."""
+    names = sorted({path.relative_to(root) for root in (a, b) for path in root.rglob("*") if path.is_file()})
+    names = [name for name in names if (b / name.parts[0]).exists() and (a / name.parts[0]).exists()]
+    found = []
+    for name in names:
+        texts = [path.read_text().splitlines() if (path := root / name).exists() else None for root in (a, b)]
+        if None in texts:
+            found.append(f"{name}: only in {a if texts[1] is None else b}")
+        elif texts[0] != texts[1]:
+            pairs = enumerate(zip_longest(*texts), 1)  # type: ignore[arg-type]
+            number, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+            found.append(f"{name}:{number}: {str(old).strip()[:90]} | {str(new).strip()[:90]}")
+    return found
+
+
+def main() -> int:
+    """Record or compare; the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--part", action="append", choices=PARTS)
+    asked = parser.parse_args()
+    if not asked.compare:
+        record(asked.folders[0], asked.part or PARTS)
+        return 0
+    differing = compare(*asked.folders)
+    print("\n".join(differing) or "nothing differs")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
