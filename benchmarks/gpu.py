@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from pfl_lite.data.images import load
 from pfl_lite.engine import mapping
 from pfl_lite.engine.batching import groups, padding
 from pfl_lite.engine.config import make_config
-from pfl_lite.engine.riding import Ride
 from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.bench import engine_round, memory, seconds
@@ -49,14 +48,14 @@ class Bench:
         self.device, self.tiny, self.peaks = device, tiny, peaks
         self.counts = (3, 4) if tiny else (15, 50)
 
-    def simulation(self, method: str = "fedavg", ride: Ride | None = None, **settings: Any) -> Simulation:
+    def simulation(self, method: str = "fedavg", **settings: Any) -> Simulation:
         """Ready to train LeNet on two classes a client, all of them in every round."""
         usual = {
             "data": "cifar10", "model": "lenet", "partition": "classes:2", "clients": self.counts[-1],
             "epochs": 1 if self.tiny else 5, "batch_size": BATCH, "lr": 0.01, "rounds": 10_000, "eval_every": 10_000,
             "device": self.device, "engine": "vmap",
         }  # fmt: skip
-        return Simulation(make_config(method, **(usual | settings)), ride=ride)
+        return Simulation(make_config(method, **(usual | settings)))
 
     def measured(self, sim: Simulation, repeats: int = 2) -> Row:
         """Images/s of the fastest of some rounds after one to warm up, and the largest memory."""
@@ -161,29 +160,6 @@ class Bench:
         finally:
             mapping.LANES = lanes
 
-    def riding(self) -> Iterator[Row]:
-        """Seeds of one experiment alone and together, ten clients of fifty a round as in pFedMB's Table II."""
-        for runs in (1, 2) if self.tiny else (1, 3, 6):
-            ride = Ride(runs)
-            sims = [
-                self.simulation(ride=ride, seed=seed, participation=0.5 if self.tiny else 0.2)
-                for seed in range(runs)
-            ]
-            self.each(sims, Simulation.advance)
-            before = sum(sim.map.images_trained for sim in sims)
-            took = min(self.each(sims, Simulation.advance) for _ in range(2))
-            images = (sum(sim.map.images_trained for sim in sims) - before) / 2
-            yield {
-                "runs": runs,
-                "images_per_second": round(images / took),
-                "peak_gib": round(memory(self.device), 2),
-            }
-
-    def each(self, sims: list[Simulation], action: Callable[[Simulation], Any]) -> float:
-        """Seconds in which all runs of a ride do something; nobody leaves: what one call learned serves the next."""
-        with ThreadPoolExecutor(len(sims)) as threads:
-            return seconds(lambda: list(threads.map(action, sims)), self.device)
-
     def exactness(self) -> Iterator[Row]:
         """How far the engines are apart after a round: largest difference of any parameter."""
         for dtype in ("float64", "float32"):
@@ -197,7 +173,7 @@ class Bench:
                 yield {"dtype": dtype, **how, "largest_difference": apart}
 
     def table2(self) -> Iterator[Row]:
-        """Hours that pFedMB's Table II would take, from rounds of its own protocols with 15 and 50 clients, seeds together."""
+        """Hours that pFedMB's Table II would take, from rounds of its own protocols with 15 and 50 clients."""
         total = 0.0
         for setting in ("dirichlet-15", "dirichlet-50"):
             experiment = EXPERIMENTS[f"pfedmb-table2-{setting}"]
@@ -208,15 +184,14 @@ class Bench:
                 asked = experiment.settings(0) | arm.grid[0] | dict(arm.settings)
                 asked |= {"device": self.device, "engine": "vmap", "rounds": 10_000, "ft_epochs": 0}
                 asked |= {"clients": self.counts[0], "epochs": 1} if self.tiny else {}
-                ride = Ride(len(experiment.seeds))
-                configs = [make_config(arm.method, **asked | {"seed": seed}) for seed in experiment.seeds]
-                sims = [Simulation(config, ride=ride) for config in configs]
-                self.each(sims, Simulation.advance)
-                images = sum(sim.map.images_trained for sim in sims)
-                took = min(self.each(sims, Simulation.advance) for _ in range(2))
-                rate = (sum(sim.map.images_trained for sim in sims) - images) / 2 / took
-                look = self.each(sims, lambda sim: sim._score({}, "personal", sim.personal_models()))
-                hours = alike * (took + look / experiment.eval_every) / 3600  # all seeds; of one round
+                sim = Simulation(make_config(arm.method, **asked))
+                sim.advance()
+                images = sim.map.images_trained
+                took = min(seconds(sim.advance, self.device) for _ in range(2))
+                rate = (sim.map.images_trained - images) / 2 / took
+                look = seconds(partial(sim._score, {}, "personal", sim.personal_models()), self.device)
+                seeds = len(experiment.seeds)
+                hours = alike * seeds * (took + look / experiment.eval_every) / 3600  # of one round
                 total += hours
                 yield {
                     "setting": setting, "method": arm.method, "round_seconds": round(took, 4), "look_seconds": round(look, 4),
@@ -304,7 +279,6 @@ def main() -> None:
         "switches",
         "exactness",
         "together",
-        "riding",
         "table2",
         "profile",
         "vgg",

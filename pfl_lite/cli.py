@@ -567,10 +567,6 @@ def reproduce(
         str | None,
         typer.Option(help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"),
     ] = None,
-    together: Annotated[
-        int | None,
-        typer.Option(help="runs at once in one process, seeds and learning rates as one batch (for a GPU)"),
-    ] = None,
     budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
     device: Device = "auto",
     tf32: TF32 = True,
@@ -582,8 +578,7 @@ def reproduce(
 
     A group is trained one experiment after another.
     With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has. On one GPU,
-    --together 3 computes three runs at once, those that differ in seed and learning rate alone as one batch; --workers 3 lets
-    three processes share it, of whatever runs: it works on one while the others prepare their rounds.
+    --workers 3 lets three processes share it: it works on one run while the others prepare their rounds.
     """
     from pfl_lite.experiments.care import whole
     from pfl_lite.experiments.ledger import Ledger
@@ -614,7 +609,7 @@ def reproduce(
     sweeps: list[Sweep] = []
     for part in parts:
         least = None if rounds is None else min(rounds, part.longest)
-        sweeps.append(sweep_of(part, asked, numbers, least, together, device, tf32, Ledger(ledger)))
+        sweeps.append(sweep_of(part, asked, numbers, least, device, tf32, Ledger(ledger)))
         sweeps[-1].validate(sweeps[:-1])
     for number, part in enumerate(parts, 1):
         done = sweep(
@@ -625,7 +620,6 @@ def reproduce(
             rounds=None if rounds is None else min(rounds, part.longest),
             workers=workers,
             scheduler=scheduler,
-            together=together,
             budget=None if until is None else max(until - time.monotonic(), 1e-9),
             device=device,
             tf32=tf32,
@@ -717,7 +711,7 @@ def ledger_check(ledger: LedgerFolder = None) -> None:
 
     Example: `pfl-lite ledger check`
 
-    Runs whose code has changed since, and results that are missing, are listed for information.
+    Results that are missing are listed for information.
     """
     from pfl_lite.experiments.care import check
 

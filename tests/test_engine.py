@@ -11,10 +11,11 @@ import pytest
 import torch
 from toy import FAST, five_clients, same, train
 
+from pfl_lite import __version__
 from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation, finite, load_model, run
+from pfl_lite.engine.rounds import Simulation, code_version, finite, load_model, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, FedProx
 from pfl_lite.models import make_network
@@ -497,3 +498,12 @@ def test_auto_is_a_network_that_fits_the_images(data: str, size: int | None, net
     assert make_config("fedavg", data=data).resolved(size).model == network
     if size is not None:
         make_network(network, 1, size, 10).init(0)
+
+
+def test_every_report_says_which_code_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = run("fedavg", data="digits", model="linear", clients=3, rounds=1).report()["code"]
+    assert isinstance(code, str) and code
+    code_version.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git there
+    assert code_version() == __version__
+    code_version.cache_clear()

@@ -242,7 +242,6 @@ class Headless(nn.Module):
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pfl_lite.models.NETWORKS", known := dict(NETWORKS))
     monkeypatch.setattr("pfl_lite.engine.rounds.NETWORKS", known)
-    monkeypatch.setattr("pfl_lite.engine.provenance.NETWORKS", known)
     register("plain", Plain, "a small one")
     register("deeper", Deeper)
     register("headless", Headless)

@@ -318,44 +318,6 @@ def test_a_killed_sweep_leaves_no_process(tmp_path: Path, last_word: signal.Sign
     pytest.fail("a worker outlived its sweep")
 
 
-def test_runs_that_ride_together_enter_what_they_enter_alone(steady: str, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"rounds": 3, "device": "cpu"}
-    sweep.reproduce(steady, together=2, ledger=Ledger(tmp_path / "together"), **asked)
-    sweep.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
-    together, alone = entries(tmp_path / "together"), entries(tmp_path / "alone")
-    assert together.keys() == alone.keys() and len(alone) == 5
-    for name, entry in alone.items():
-        if entry["kind"] == "search":
-            scores = [
-                [one["validation_accuracy"] for one in e["candidates"]] for e in (together[name], entry)
-            ]
-            assert scores[0] == pytest.approx(scores[1], abs=0.01)
-            continue
-        assert together[name]["config"] == entry["config"] | {"engine": "vmap"}
-        losses = [e["final"]["test_loss"] for e in (together[name], entry)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
-def test_riding_runs_of_one_arm_are_in_hand_together_and_stop_at_the_budget(
-    steady: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: dict[str, Any] = {"together": 2, "rounds": 2, "device": "cpu", "ledger": Ledger(tmp_path)}
-    assert sweep.reproduce(steady, budget=1e-9, **asked).left == 6
-    capsys.readouterr()
-    assert sweep.reproduce(steady, **asked).left == 0
-    begun = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line[:5] == "start"]
-    arms = [title.split()[1] for title in begun]
-    assert len(arms) == 6 and arms[::2] == arms[1::2]
-
-
-def test_riding_together_is_one_process_here() -> None:
-    for other in ({"workers": 2}, {"scheduler": "tcp://127.0.0.1:1"}):
-        with pytest.raises(InputError, match="leave workers and scheduler out"):
-            sweep.reproduce("pfedmb-table1", together=2, **other)
-    with pytest.raises(InputError, match="together must be positive"):
-        sweep.reproduce("pfedmb-table1", together=0)
-
-
 def test_two_calls_for_one_experiment_and_ledger_are_refused(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

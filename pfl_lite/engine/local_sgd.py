@@ -78,10 +78,6 @@ class LocalWork:
         """By all of `ids`."""
         return self.trained.total()
 
-    def whose(self, i: int) -> tuple[int, int]:
-        """Seed of the run to which one of `ids` belongs, and its number there."""
-        return self.seed, i
-
     @property
     def id(self) -> int | Tensor:
         """The client's number."""
@@ -120,8 +116,7 @@ class LocalWork:
     def drawn(self, purpose: str, shape: tuple[int, ...], fixed: bool) -> Tensor:
         """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws."""
         when = () if fixed else (self.round,)
-        owners = map(self.whose, self.ids)
-        numbers = np.array([generator(seed, purpose, *when, i).random(shape) for seed, i in owners])
+        numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
         return on_device(numbers, self.network.device).to(self.network.dtype)
 
     def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
@@ -132,8 +127,7 @@ class LocalWork:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
         if not self.settings.keyed:
             return None
-        owners = map(self.whose, self.ids)
-        streams = (generator(seed, "dropout", self.round, i, phase) for seed, i in owners)
+        streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
         return on_device(keys, self.federation.images.device)
 
@@ -142,9 +136,8 @@ class LocalWork:
         if self.settings.augment == "none":
             return None
         crops = np.zeros((len(orders), len(orders[0]), max(order.shape[1] for order in orders), 3), np.int64)
-        owners = map(self.whose, self.ids)
-        for mine, (seed, i), order in zip(crops, owners, orders, strict=True):
-            rng = generator(seed, "augment", self.round, i, phase)
+        for mine, i, order in zip(crops, self.ids, orders, strict=True):
+            rng = generator(self.seed, "augment", self.round, i, phase)
             mine[:, : order.shape[1]] = random_crops(rng, order.shape)
         return on_device(crops, self.federation.images.device)
 
@@ -159,9 +152,8 @@ class LocalWork:
         epochs = self.settings.epochs if epochs is None else epochs
         orders = []
         for i in self.ids:
-            seed, number = self.whose(i)
-            kept = part_of(seed, number, len(self.federation.train[i]), part)
-            order = epoch_orders(seed, self.round, number, phase, len(kept), epochs)
+            kept = part_of(self.seed, i, len(self.federation.train[i]), part)
+            order = epoch_orders(self.seed, self.round, i, phase, len(kept), epochs)
             order = order[:, : self.used(len(kept))]
             orders.append(order if part == "all" else kept[order])
             self.trained[i] += order.size

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import operator
 import platform
+import subprocess
 import time
 import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,6 @@ from pfl_lite.engine.history import History, converged_in, diverged_in, has_conv
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
 from pfl_lite.engine.metrics import right_by_class, score, whole_test
-from pfl_lite.engine.provenance import code_of
 from pfl_lite.engine.workers import Forked
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain, write_npz
@@ -39,9 +40,6 @@ from pfl_lite.methods import METHODS, Method, make_method
 from pfl_lite.methods.base import Round, unpack
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.riding import Ride
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
 ROUND_KEYS = ("round", "clients", "floats_down", "floats_up", "diverged")
@@ -56,7 +54,6 @@ class Simulation:
         config: the run; `auto` settings are resolved here, and the device `auto` is that of a federation given.
         federation: the clients' data, if already built (it must fit the configuration).
         workers: processes that share out the clients of a round, one thread each (Linux, engine loop); no number depends on it.
-        ride: other runs with which this one is computed (`run_together`; engine vmap); numbers differ by rounding at most.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Simulation:
         federation: Federation | None = None,
         *,
         workers: int = 1,
-        ride: Ride | None = None,
     ) -> None:
         if federation is not None and config.device == "auto":
             config = replace(config, device=federation.images.device.type)
@@ -92,7 +88,6 @@ class Simulation:
         if remark := self.method.check_clients(federation.train_sizes, config):
             warnings.warn(remark, stacklevel=2)
         self.federation = federation
-        self.code = code_of(type(self.method), config.model)  # now: files may change while it trains
         self.network: Network = make_network(
             config.model,
             federation.channels,
@@ -113,11 +108,7 @@ class Simulation:
             augment=config.augment,
         )
         where = self.network, federation, config.seed, config.computing
-        self.map: Mapping
-        if ride is not None:
-            self.map = ride.seat(config, self.network, federation)
-        else:
-            self.map = MAPPINGS[config.engine](*where) if workers == 1 else Forked(*where, workers)
+        self.map: Mapping = MAPPINGS[config.engine](*where) if workers == 1 else Forked(*where, workers)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)
@@ -530,7 +521,7 @@ class Simulation:
             "data_card": asdict(self.federation.card),
             "device": self.trained_on,
             "versions": versions(),
-            "code": self.code,
+            "code": code_version(),
         }
         return plain(report | ({"final_before_ft": self._final(last, "personal")} if tuned else {}))
 
@@ -648,6 +639,19 @@ def trains_alike(a: RunConfig, b: RunConfig) -> bool:
 def versions() -> dict[str, str]:
     """Versions that numbers may depend on."""
     return {"pfl_lite": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def code_version() -> str:
+    """The commit of the package's repository (`-dirty` where files are changed); outside of one, the package's version."""
+    folder = Path(__file__).resolve().parents[2]
+    asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        if not (folder / ".git").exists():
+            return __version__
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return __version__
 
 
 def device_name(device: str) -> str:

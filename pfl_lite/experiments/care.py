@@ -1,4 +1,4 @@
-"""Care of the ledger: is every file sound, what was made by other code, which cells are empty, what would filling them cost?"""
+"""Care of the ledger: is every file sound, which cells are empty, what would filling them cost?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from pfl_lite.data.images import datasets
 from pfl_lite.engine.config import with_defaults
-from pfl_lite.engine.provenance import code_of
 from pfl_lite.experiments.ledger import MACHINE_KEYS, Ledger, Run, flat
 from pfl_lite.experiments.protocols import (
     BUDGETS,
@@ -25,7 +24,6 @@ from pfl_lite.experiments.protocols import (
 )
 from pfl_lite.experiments.sweep import Sweep
 from pfl_lite.methods import METHODS
-from pfl_lite.models import NETWORKS
 
 LARGEST = 20_000_000  # bytes of a ledger that a repository can carry
 FEDEM_TRAINS = 0.8  # share of the merged images that split `fedem` trains on
@@ -47,8 +45,7 @@ def check(ledger: Ledger) -> Findings:
     Faults are files that break their schema or were set aside, two files with one run, results (and attempts that diverged) that
     were trained otherwise than the protocol says or whose settings no whole search chose, and a ledger too large to keep. Such a
     result still counts in tables until it is moved away. Notes are
-    runs whose code has changed since, by file; runs that do not say which code made them; experiments that nobody knows; and
-    cells that are empty.
+    experiments that nobody knows, and cells that are empty.
     """
     found = Findings()
     runs: list[tuple[str, Run]] = []
@@ -67,7 +64,7 @@ def check(ledger: Ledger) -> Findings:
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
     found.faults += [*duplicates(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
-    found.notes += [*strangers([run for _, run in runs]), *changed([run for _, run in runs]), *gaps(ledger)]
+    found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
     return found
 
 
@@ -137,33 +134,6 @@ def every_budget() -> list[Experiment]:
     some = list(EXPERIMENTS.values())
     return some + [
         one.at(budget) for one in some if one.paper_budget for budget in BUDGETS if budget != one.budget
-    ]
-
-
-def changed(runs: Sequence[Run]) -> list[str]:
-    """Runs whose code has changed since they were made, by experiment and file; and how many do not say what made them."""
-    count: Counter[tuple[str, str]] = Counter()
-    unknown: Counter[str] = Counter()
-    for run in runs:
-        method, model = METHODS.get(run["method"]), run["config"].get("model")
-        if not run.get("code") or method is None or model not in NETWORKS:
-            unknown[run["experiment"]] += 1
-            continue
-        now = code_of(method, model)
-        count.update((run["experiment"], file) for file, code in run["code"].items() if now.get(file) != code)
-        count.update((run["experiment"], file) for file in now.keys() - run["code"].keys())
-    files: dict[str, list[str]] = {}
-    for (name, file), number in sorted(count.items()):
-        files.setdefault(name, []).append(f"{file} ({number})")
-    said = [
-        f"{name}: code has changed since (how many) runs were made: {', '.join(some)}"
-        for name, some in files.items()
-    ]
-    if said:
-        said.append("changed code says where to look, not that numbers differ: train a run again to see")
-    return said + [
-        f"{name}: of {number} runs it is not known which code made them"
-        for name, number in sorted(unknown.items())
     ]
 
 

@@ -1,11 +1,10 @@
-"""Who trains the runs of a sweep: processes of this machine, one process for several runs at once, or a Dask cluster."""
+"""Who trains the runs of a sweep: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
 import os
-import queue
 import signal
 import socket
 import threading
@@ -17,15 +16,12 @@ from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from pfl_lite.engine.config import RunConfig
 from pfl_lite.errors import InputError
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.riding import Ride
 
 CONNECT_SECONDS = 5.0
 
@@ -63,11 +59,10 @@ def title(arm: str, seed: int, candidate: int | None) -> str:
     return f"{arm} seed {seed}" if candidate is None else f"{arm} candidate {candidate}"
 
 
-def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: Ride | None = None) -> Report:
+def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Report:
     """Train one task from its checkpoint on; its report, or None when `stop(key, round)`, asked before a round, ended it.
 
     An attempt that diverges ends after that round.
-    With a `ride` it is computed with others that ride along.
     Where the checkpoint's folder cannot be written, which is a machine that does not share it, the run is made in one go.
     """
     import torch
@@ -76,7 +71,7 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool], ride: 
 
     if task.config.device != "cuda":
         torch.set_num_threads(1)
-    simulation = Simulation(task.config) if ride is None else ride.simulation(task.config)
+    simulation = Simulation(task.config)
     kept = checkpoint if os.access(checkpoint.parent, os.W_OK) else None
     begun = kept is not None and kept.exists()
     if task.trained_by is not None and os.access(task.trained_by[0], os.R_OK) and not begun:
@@ -132,7 +127,6 @@ class Machine:
     """
 
     patience = 3  # deaths of its worker at one and the same round after which a run is given up
-    mixes = False  # whether runs in hand are computed as one: then alike ones are begun together
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -176,55 +170,6 @@ class Machine:
 
     def close(self) -> None:
         """Wait for the rounds in hand, then end the processes."""
-        self.stop()
-        self.pool.shutdown()
-
-
-class Riders:
-    """Threads of this process whose runs are computed together (see `pfl_lite.engine.riding.Ride`)."""
-
-    patience = 1
-    mixes = True
-
-    def __init__(self, together: int) -> None:
-        from pfl_lite.engine.riding import Ride
-
-        self.together, self.ride = together, Ride()
-        self.stopping = threading.Event()
-        self.line: queue.SimpleQueue[tuple[Key, int]] = queue.SimpleQueue()
-        self.pool = ThreadPoolExecutor(together)
-
-    def room(self) -> int:
-        """How many runs can be in hand at once."""
-        return self.together
-
-    def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
-        """Start a run; the others wait for it from now on, so that runs begin their first rounds together."""
-        self.ride.join()
-        future = self.pool.submit(train, task, checkpoint, self.tell, self.ride)
-        future.add_done_callback(lambda _: self.ride.leave())  # also where it is cancelled before it begins
-        return future
-
-    def tell(self, key: Key, at: int) -> bool:
-        """In a thread: say which round a run has reached; whether it is to stop."""
-        self.line.put((key, at))
-        return self.stopping.is_set()
-
-    def result(self, future: Future[Report]) -> Report:
-        """What a finished run came to."""
-        return future.result()
-
-    def news(self) -> Iterator[tuple[Key, int]]:
-        """Which run has reached which round since the last call."""
-        while not self.line.empty():
-            yield self.line.get()
-
-    def stop(self) -> None:
-        """Let no run start another round."""
-        self.stopping.set()
-
-    def close(self) -> None:
-        """Wait for the rounds in hand, then end the threads."""
         self.stop()
         self.pool.shutdown()
 
@@ -273,7 +218,6 @@ class Cluster:
     """
 
     patience = 2  # reports of death; each comes after four workers (Dask: `allowed-failures`)
-    mixes = False
 
     def __init__(self, address: str, at_most: int | None) -> None:
         try:

@@ -71,8 +71,8 @@ def fault(entry: Any) -> str | None:
     method = entry["config"].get("method")
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         return '"config" does not name its method'
-    if not isinstance(entry.get("code", {}), dict):
-        return '"code" is not an object'
+    if not isinstance(entry.get("code", ""), str | dict):  # older runs name every file with a hash
+        return '"code" is not a text'
     rounds, final = entry["rounds"], entry.get("final")
     if not isinstance(rounds, list) or not all(isinstance(r, dict) and "round" in r for r in rounds):
         return '"rounds" is not a list of objects that have a "round"'

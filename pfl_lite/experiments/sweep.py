@@ -20,7 +20,7 @@ from pfl_lite.data.images import load
 from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Riders, Task, WorkerDied
+from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Task, WorkerDied
 from pfl_lite.experiments.experiment import climbed
 from pfl_lite.experiments.ledger import Ledger, Run, flat
 from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, Settings, get_experiment
@@ -51,7 +51,6 @@ class Sweep:
         device: str,
         ledger: Ledger,
         tf32: bool = True,
-        engine: str = "auto",
     ) -> None:
         self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
         self.arms = [
@@ -61,7 +60,7 @@ class Sweep:
         while self.searching.searched_in is not None:
             self.searching = get_experiment(self.searching.searched_in, experiment.budget)
         self.rounds = rounds
-        self.machine = {"device": device, "tf32": tf32, "engine": engine}
+        self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
 
@@ -317,7 +316,6 @@ def reproduce(
     rounds: int | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
-    together: int | None = None,
     budget: float | None = None,
     device: str = "auto",
     tf32: bool = True,
@@ -335,8 +333,6 @@ def reproduce(
         rounds: rounds of the results (the protocol's by default); tables name a smaller number.
         workers: processes, each with one thread (1 by default); with `scheduler`, runs in hand at once (one a worker by default).
         scheduler: address of a Dask scheduler whose workers train, instead of processes of this machine.
-        together: runs that one process computes at once, those that differ in seed and learning rate alone as one batch of the
-            engine vmap (`pfl_lite.engine.riding`): what fills a GPU that one run leaves idle.
         budget: seconds after which no new round starts; the next call goes on from there.
         device: `auto`, `cpu` or `cuda`; `auto` is what this machine has.
         tf32: products on a GPU in TF32, or exact ones.
@@ -349,24 +345,18 @@ def reproduce(
             where the workers of a run died again and again.
     """
     experiment = get_experiment(name, budget_name)
-    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget), ("together", together)):
+    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
-    if together is not None and (workers, scheduler) != (None, None):
-        raise InputError("runs that ride together have one process: leave workers and scheduler out")
     ledger = ledger or Ledger()
-    sweep = asked(experiment, methods, seeds, rounds, together, device, tf32, ledger)
+    sweep = asked(experiment, methods, seeds, rounds, device, tf32, ledger)
     sweep.validate()
     with ledger.reserved(experiment.name):
         pending = list(sweep.tasks())
         if not pending:
             return Swept([], sweep.left(), False)
         load(experiment.data)  # fetched once, here, before several workers would
-        crew: Machine | Riders | Cluster
-        if together is not None:
-            crew = Riders(together)
-        else:
-            crew = Machine(workers or 1) if scheduler is None else Cluster(scheduler, workers)
+        crew: Machine | Cluster = Machine(workers or 1) if scheduler is None else Cluster(scheduler, workers)
         with closing(crew):
             sweep.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
             return work_off(sweep, pending, crew, budget)
@@ -377,7 +367,6 @@ def asked(
     methods: Sequence[str] | None,
     seeds: Sequence[int] | None,
     rounds: int | None,
-    together: int | None,
     device: str,
     tf32: bool,
     ledger: Ledger,
@@ -385,8 +374,7 @@ def asked(
     """The sweep that `reproduce` makes of its arguments, which are explained there; raises InputError for a wrong arm."""
     arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
     seeds = list(dict.fromkeys(experiment.seeds if seeds is None else seeds))
-    engine = "auto" if together is None else "vmap"
-    return Sweep(experiment, arms, seeds, rounds, device, ledger, tf32, engine)
+    return Sweep(experiment, arms, seeds, rounds, device, ledger, tf32)
 
 
 def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Arm]:
@@ -405,9 +393,7 @@ def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Ar
     return arms
 
 
-def work_off(
-    sweep: Sweep, pending: list[Task], crew: Machine | Riders | Cluster, budget: float | None
-) -> Swept:
+def work_off(sweep: Sweep, pending: list[Task], crew: Machine | Cluster, budget: float | None) -> Swept:
     """Hand out tasks, wait for them and enter them, until nothing is left or nobody may go on."""
     deadline = float("inf") if budget is None else time.monotonic() + budget
     interrupted = False
@@ -427,8 +413,6 @@ def work_off(
                         tqdm.write(f"stopped {running.pop(future).title}; the next call goes on with it")
                 busy = {task.key for task in running.values()} | given_up.keys()
                 waiting = [task for task in pending if task.key not in busy]
-                if crew.mixes:
-                    waiting = [] if running else [one for one in waiting if alike(one, waiting[0])]
                 room = 0 if late or not waiting else crew.room() - len(running)
                 for task in waiting[: max(0, room)]:
                     again = "go on with" if sweep.checkpoint(*task.key).exists() else "start"
@@ -481,11 +465,6 @@ def work_off(
             "the same command tries them again: use fewer workers on a machine, or give each more memory"
         )
     return Swept(written, sweep.left(), interrupted)
-
-
-def alike(a: Task, b: Task) -> bool:
-    """Whether two tasks may differ in seed and learning rate alone: results of one arm, or candidates of its search."""
-    return a.arm == b.arm and (a.candidate is None) == (b.candidate is None)
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
