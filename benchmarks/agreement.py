@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engines import machine
 
 from pfl_lite.engine.rounds import run
-from pfl_lite.experiments.bench import machine
 
 WAYS: dict[str, dict[str, Any]] = {
     "loop": {"engine": "loop"},

@@ -203,7 +203,7 @@ def play(item: Item, folder: Path, settings: dict[str, Any], listen: bool) -> di
     python = sys.executable if item.peer == OURS else str(HERE / ".envs" / item.peer / "bin/python")
     script = HERE / "peers" / item.peer / "run.py"
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TQDM_DISABLE": "1"}
-    paths = [str(HERE / "common"), *([str(ROOT)] if item.peer == OURS else [])]
+    paths = [str(HERE / "common"), *([str(ROOT), str(HERE)] if item.peer == OURS else [])]
     variables = quiet | {"OMP_NUM_THREADS": str(item.threads), "PYTHONPATH": os.pathsep.join(paths)}
     del work["peer"]
     started, memory = time.perf_counter(), None

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engines import engine_round, memory, seconds
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,7 +34,6 @@ from pfl_lite.engine.batching import groups, padding
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.bench import engine_round, memory, seconds
 from pfl_lite.experiments.protocols import EXPERIMENTS, TABLE2_SETTINGS
 from pfl_lite.methods import METHODS
 

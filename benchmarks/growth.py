@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engines import machine
 from tqdm import tqdm
 
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation
-from pfl_lite.experiments.bench import machine
 
 SAMPLED = 10
 CLIENTS = (10, 30, 100, 300, 1000)

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 import torch
+from engines import Setting, Timed, in_turns, machine, whole_round
 
 from pfl_lite.engine import workers
 from pfl_lite.engine.rounds import Simulation
-from pfl_lite.experiments.bench import Setting, Timed, in_turns, machine, whole_round
 
 
 def timed_round(sim: Simulation, worth_seconds: float) -> Timed:

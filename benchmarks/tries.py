@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from engines import machine
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from pfl_lite.experiments.bench import machine
 from pfl_lite.models import NETWORKS
 from pfl_lite.models.network import Parts
 

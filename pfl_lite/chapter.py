@@ -1,10 +1,12 @@
-"""The one line at the top of a chapter that says on which data, where and how long its experiments run."""
+"""What chapters call besides the package: the line that says on which data and how long they run, and stored measurements."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfl_lite.data.images import datasets, load
@@ -65,6 +67,19 @@ def setting(data: str, device: str = "cpu", length: str = "quick", *, written_fo
     # graders run a student's notebook: there an assertion is a test, whatever the student's setting
     _let_assertions_stop(as_written or "NBGRADER_EXECUTION" in os.environ)
     return Setting(data, device, LENGTHS[length])
+
+
+def stored(name: str) -> dict[str, Any]:
+    """A committed measurement: `data/bench/NAME.json` of the repository, else of the working folder.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    here = Path(__file__).resolve().parents[1] / "data" / "bench"
+    path = (here if here.is_dir() else Path("data") / "bench") / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"no measurement is stored as {path}: benchmarks/README.md says how it is taken")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 class _Tell(ast.NodeTransformer):

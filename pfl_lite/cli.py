@@ -750,50 +750,6 @@ def ledger_missing(
 
 
 @app.command()
-def bench(
-    data: Annotated[str, typer.Option(help="data set, or NAME:0.1 for a tenth of it")] = "cifar10:0.1",
-    methods: Annotated[str | None, typer.Option(help="methods, separated by commas [seven]")] = None,
-    clients: Annotated[str, typer.Option(help="numbers of clients, separated by commas")] = "15,50",
-    models: Annotated[str, typer.Option(help="networks, separated by commas")] = "lenet",
-    engines: Annotated[str, typer.Option(help="loop, vmap, or both with a comma between them")] = "loop,vmap",
-    batch_size: Annotated[int, typer.Option(help="images a mini-batch")] = 64,
-    epochs: Annotated[int, typer.Option(help="local epochs E")] = 5,
-    repeats: Annotated[int, typer.Option(help="timed repeats; medians are reported")] = 3,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    out: Annotated[Path | None, typer.Option("--json", help="write the numbers to this file")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace the file that --json names")] = False,
-) -> None:
-    """Time the engines against a bare PyTorch loop that does FedAvg's steps, and two processes against one.
-
-    Example: `pfl-lite bench --methods fedavg,pfedmb --clients 15 --json bench.json`
-    """
-    check_new(out, force)
-    from pfl_lite.experiments.bench import METHODS, show
-    from pfl_lite.experiments.bench import bench as measure
-
-    try:
-        counts = [int(count) for count in clients.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"--clients takes whole numbers separated by commas, e.g. 15,50, not '{clients}'"
-        ) from error
-    numbers = measure(
-        data,
-        methods=tuple(METHODS) if methods is None else methods.split(","),
-        clients=counts,
-        models=models.split(","),
-        engines=engines.split(","),
-        batch_size=batch_size,
-        epochs=epochs,
-        repeats=repeats,
-        device=device,
-    )
-    typer.echo(show(numbers))
-    if out is not None:
-        write_json(out, numbers)
-
-
-@app.command()
 def notebooks(
     folder: Annotated[Path, typer.Argument(help="folder to copy the chapters to; made if it is not there")],
     force: Annotated[bool, typer.Option("--force", help="replace chapters that are there already")] = False,

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from pfl_lite.chapter import stored
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import bench as module
-from pfl_lite.experiments.bench import METHODS, Setting, bare_module, bare_round, bench, in_turns, limit, show
+from tests.scripts import benchmark
 
-SMALL = Setting("digits", "linear", clients=4, batch_size=16, epochs=2)
+module = benchmark("engines")
+METHODS, bench, in_turns, limit = module.METHODS, module.bench, module.in_turns, module.limit
+bare_module, bare_round = module.bare_module, module.bare_round
+
+SMALL = module.Setting("digits", "linear", clients=4, batch_size=16, epochs=2)
 
 
 def test_the_bare_loop_takes_the_engine_s_steps() -> None:
@@ -50,8 +54,8 @@ def test_the_table_has_a_row_for_everything_that_was_asked_for(monkeypatch: pyte
     assert numbers["rows"][0]["of_bare_loop"] == 1
     assert all(0 < row["outside_training"] < 1 for row in numbers["rows"] if "rounds_per_minute" in row)
     assert numbers["workers"]["2 x loop engine"] == 2000
-    lines = show(numbers).splitlines()
-    assert len(lines) == 2 + len(names) + 1 + 8 and "mlp, 4 clients: pfl_mfe, vmap" in lines[-10]
+    lines = module.show(numbers).splitlines()
+    assert len(lines) == 2 + len(names) + 1 + 8 and "pfl_mfe, vmap" in lines[-10]
 
 
 def test_a_method_that_is_not_timed_is_refused() -> None:
@@ -60,8 +64,8 @@ def test_a_method_that_is_not_timed_is_refused() -> None:
 
 
 def test_stored_measurements_are_read_and_a_missing_one_is_one_sentence() -> None:
-    assert module.stored("tries")["flops_per_image"]
+    assert stored("tries")["flops_per_image"]
     with pytest.raises(
         InputError, match=r"no measurement is stored as .*nothing\.json: benchmarks/README\.md says"
     ):
-        module.stored("nothing")
+        stored("nothing")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,22 +14,14 @@ from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
+from tests.scripts import benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 CLIENTS = 5
 
 
-def module(path: str) -> ModuleType:
-    """A script outside the package, as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, BENCHMARKS / path)
-    assert spec and spec.loader
-    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-compare, work, lenet = module("compare.py"), module("common/work.py"), module("common/lenet.py")
+compare, work, lenet = benchmark("compare"), benchmark("common/work"), benchmark("common/lenet")
 
 
 @pytest.fixture

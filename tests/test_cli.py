@@ -387,8 +387,7 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
         assert said == f"pfl-lite: {name} is a setting of every run: use --set {name}=...\n"
     for wrong in (
         ("run", "fedavg", "--batch_size", "8"),
-        ("bench", "--lam", "1"),
-        ("bench", "--ft-epochs", "1"),
+        ("reproduce", "pfedmb-table1", "--lam", "1"),
     ):
         assert "No such option: " in refused(*wrong)
 
@@ -413,13 +412,6 @@ def test_a_result_that_is_there_is_replaced_only_when_asked(
     assert path.read_text() == "precious"
     assert call(*small, "--force").exit_code == 0
     assert b"precious" not in path.read_bytes()
-
-
-def test_times_that_are_there_are_replaced_only_when_asked(tmp_path: Path) -> None:
-    path = tmp_path / "bench.json"
-    path.write_text("precious")
-    assert "bench.json is there already" in refused("bench", "--json", path)
-    assert "--clients takes whole numbers" in refused("bench", "--json", path, "--force", "--clients", "x")
 
 
 def test_a_claim_is_asked_for_by_its_name_and_a_group_names_its_stand_ins() -> None:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from pfl_lite.experiments.bench import machine
 from pfl_lite.models import NETWORKS
-
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-def script(name: str) -> ModuleType:
-    """A script of the folder `benchmarks` as a module."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.scripts import benchmark
 
 
 @pytest.mark.parametrize("variant", ["relu_first", "pool_first", "pool_in_convolution", "unfolded"])
 def test_all_variants_of_the_step_are_the_network(variant: str) -> None:
-    tries = script("tries")
+    tries = benchmark("tries")
     network = NETWORKS["lenet"].module(3, 32, 10).double()
     x, y = torch.randn(5, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 3, 9, 9, 1])
     start = {name: tensor.detach() for name, tensor in network.named_parameters()}
@@ -43,7 +29,7 @@ def test_all_variants_of_the_step_are_the_network(variant: str) -> None:
 def test_arithmetic_of_an_image_is_counted_by_hand() -> None:
     # conv1 4704 outputs of 75 products, conv2 1600 of 150, then 400 x 120, 120 x 84, 84 x 10
     by_hand = 2 * (2 * 4704 * 75 + 3 * 1600 * 150 + 3 * (48000 + 10080 + 840))
-    assert sum(script("tries").flops_per_image().values()) == by_hand
+    assert sum(benchmark("tries").flops_per_image().values()) == by_hand
 
 
 def test_a_point_of_a_curve_counts_images_and_states() -> None:
@@ -54,7 +40,7 @@ def test_a_point_of_a_curve_counts_images_and_states() -> None:
         "batch_size": 8,
         "epochs": 2,
     }
-    found = script("growth").point("ditto", settings, 2)
+    found = benchmark("growth").point("ditto", settings, 2)
     assert found["parameters"] == 650
     # the global model and one a client, of 650 floats of four bytes
     assert found["state_mib"] == round(21 * 650 * 4 / 2**20, 3)
@@ -62,7 +48,7 @@ def test_a_point_of_a_curve_counts_images_and_states() -> None:
 
 
 def test_curves_grow_in_one_thing_at_a_time() -> None:
-    for name, points in script("growth").points("digits", 1000, 5).items():
+    for name, points in benchmark("growth").points("digits", 1000, 5).items():
         varied = [
             {key for key in a if a[key] != b[key]} for (m, a), (n, b) in itertools.pairwise(points) if m == n
         ]
@@ -70,5 +56,5 @@ def test_curves_grow_in_one_thing_at_a_time() -> None:
 
 
 def test_a_machine_is_named() -> None:
-    named = machine("cpu")
+    named = benchmark("engines").machine("cpu")
     assert named["processor"] and named["cores"] >= 1 and named["versions"]["torch"] == torch.__version__

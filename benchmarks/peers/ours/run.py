@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engines import Setting, workers_rate
 from work import Clock, Work
 
 from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation, versions
-from pfl_lite.experiments.bench import Setting, workers_rate
 
 BARE = {"bare": "bare loop", "bare-channels-last": "bare loop, channels-last"}
 

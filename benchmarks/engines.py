@@ -1,11 +1,14 @@
 """How fast the engines are, beside a bare PyTorch loop that does FedAvg's steps and beside one model on large batches.
 
+    python benchmarks/engines.py --methods fedavg,pfedmb --clients 15 --json mine.json
+
 All numbers of a table come from one process and one run: what is compared takes turns, the first turn is a warm-up, and the
 median of the others counts.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import multiprocessing
@@ -21,6 +24,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 
@@ -237,19 +241,6 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def stored(name: str) -> dict[str, Any]:
-    """A committed measurement: `data/bench/NAME.json` of the repository, else of the working folder.
-
-    Raises:
-        InputError: there is none of that name.
-    """
-    here = Path(__file__).resolve().parents[2] / "data" / "bench"
-    path = (here if here.is_dir() else Path("data") / "bench") / f"{name}.json"
-    if not path.is_file():
-        raise InputError(f"no measurement is stored as {path}: benchmarks/README.md says how it is taken")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def memory(device: str) -> float:
     """Largest memory so far, in GiB: of the GPU, or of this process."""
     if device == "cuda":
@@ -348,17 +339,39 @@ def bench(
 
 def show(numbers: dict[str, Any]) -> str:
     """The measured numbers as a table."""
-    lines = [
-        f"{numbers['data']}, E = {numbers['epochs']}, batch {numbers['batch_size']}, {numbers['device']}",
-        f"{'':<55}{'images/s':>10}{'of bare':>9}{'rounds/min':>12}{'outside':>9}{'GiB':>7}",
-    ]
-    for row in numbers["rows"]:
-        head = f"{row['model']}, {row['clients']} clients: {row['what']}"
-        minutes = f"{row['rounds_per_minute']:12.1f}" if "rounds_per_minute" in row else " " * 12
-        outside = f"{100 * row['outside_training']:8.1f}%" if "outside_training" in row else " " * 9
-        rate = f"{row['images_per_second']:10,}{row['of_bare_loop']:9.2f}"
-        lines.append(f"{head:<55}{rate}{minutes}{outside}{row['peak_gib']:7.2f}")
+    table = pd.DataFrame(numbers["rows"])
+    head = f"{numbers['data']}, E = {numbers['epochs']}, batch {numbers['batch_size']}, {numbers['device']}"
+    parts = [head, table.to_string(index=False, na_rep="")]
     if numbers["workers"]:
-        lines.append("processes with one thread each; the engine's with its evaluation")
-        lines += [f"  {name:<53}{rate:10,}" for name, rate in numbers["workers"].items()]
-    return "\n".join(lines)
+        parts.append("images/s of processes with one thread each; the engine's with its evaluation")
+        parts.append(pd.Series(numbers["workers"]).to_string())
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Measure, print the table, and write the numbers to a file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="cifar10:0.1", help="data set, or NAME:0.1 for a tenth of it")
+    parser.add_argument("--methods", default=",".join(METHODS), help="separated by commas")
+    parser.add_argument("--clients", default="15,50", help="numbers of clients, separated by commas")
+    parser.add_argument("--models", default="lenet", help="networks, separated by commas")
+    parser.add_argument("--engines", default="loop,vmap", help="loop, vmap, or both")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a mini-batch")
+    parser.add_argument("--epochs", type=int, default=5, help="local epochs E")
+    parser.add_argument("--repeats", type=int, default=3, help="timed repeats; medians are reported")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    asked = vars(parser.parse_args())
+    path = asked.pop("json")
+    for name in ("methods", "models", "engines", "clients"):
+        asked[name] = asked[name].split(",")
+    numbers = bench(**asked | {"clients": list(map(int, asked["clients"]))})
+    print(show(numbers))
+    if path is not None:
+        path.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
