@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import ast
+import importlib.util
+import inspect
 import os
 import re
 import shlex
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from pfl_lite.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pfl_lite.engine.rounds import Simulation
-    from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.sweep import Sweep
 
 
@@ -65,18 +66,65 @@ class PartitionCommand(TyperCommand):
 
 
 def setting_hint(error: Exception) -> str | None:
-    """Where an unknown option of a command with --set is a setting of a method or of every run: how it is given."""
-    from pfl_lite.engine.config import RunConfig
+    """How a method's setting is given, where it was taken for an option of the command that trains."""
     from pfl_lite.methods import METHODS
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     command = getattr(getattr(error, "ctx", None), "command", None)
-    options = {option.name for option in getattr(command, "params", ())}
-    if "set_" not in options or name in options:  # --batch_size is --batch-size written wrong
+    if "set_" not in {option.name for option in getattr(command, "params", ())}:
         return None
     owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
-    owners += ["every run"] if name in RunConfig.__dataclass_fields__ else []
     return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..." if owners else None
+
+
+def settings_of_a_run() -> dict[str, tuple[str, Any, str]]:
+    """Type, default and meaning of every setting of a run: the fields of `RunConfig` with their docstrings.
+
+    They are read from its source, so that `--help` need not wait for torch.
+    """
+    home = importlib.util.find_spec("pfl_lite.engine.config")
+    assert home is not None and home.origin is not None
+    module = ast.parse(Path(home.origin).read_text(encoding="utf-8"))
+    config = next(one for one in module.body if isinstance(one, ast.ClassDef) and one.name == "RunConfig")
+    return {
+        ast.unparse(field.target): (
+            ast.unparse(field.annotation),
+            ast.literal_eval(field.value),
+            ast.literal_eval(text.value),
+        )
+        for field, text in pairwise(config.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Constant)
+        if isinstance(text, ast.Expr)
+    }
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each of some settings of a run, or for all; it receives them as `**settings`."""
+    kinds = {"int": int, "float": float, "str": str, "bool": bool}
+
+    def extended(command: Callable[..., None]) -> Callable[..., None]:
+        known = settings_of_a_run()
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+        for name in names or known:
+            kind, default, meaning = known[name]
+            given: Any = kinds[kind.removesuffix(" | None")]
+            said = Annotated[given | None, typer.Option(help=" ".join(meaning.split()))]
+            own.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=said)
+            )
+        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        return command
+
+    return extended
+
+
+def typed(context: typer.Context, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of some settings that were given; the others have the defaults of their owner."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if (source := context.get_parameter_source(name)) is None or source.name != "DEFAULT"
+    }
 
 
 app = typer.Typer(
@@ -88,78 +136,37 @@ app = typer.Typer(
     help="Personalized federated learning: partition a data set, train a method, reproduce a paper's table.",
 )
 
-Data = Annotated[str, typer.Option(help="data set (see `pfl-lite datasets`), or NAME:0.1 for a tenth of it")]
-Partition = Annotated[
-    str,
-    typer.Option(
-        help="iid, pairs, classes:K, dirichlet:ALPHA, dirichlet_rounded:ALPHA, shares:K:A:B, groups:G:ALPHA, "
-        "pachinko:ALPHA:BETA, blocks:G, concept:G, writers or writers:K (`pfl-lite partition --help` explains each); "
-        "or a file of `pfl-lite partition --out FILE.npz`"
-    ),
+Experiment = Annotated[
+    str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
 ]
-Split = Annotated[
-    str,
-    typer.Option(
-        help="published: the data set's own training and test images; fedem: both merged, and each client's own "
-        "images cut 80:20"
-    ),
-]
-Clients = Annotated[int, typer.Option(help="number of clients N")]
-Seed = Annotated[int, typer.Option(help="seed of everything random")]
-Validation = Annotated[
-    float,
-    typer.Option(help="share of the training images kept for validation; a partition's file has its own"),
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto")]
-TF32 = Annotated[bool, typer.Option("--tf32/--no-tf32", help="products on a GPU in TF32, or exact ones")]
 BudgetName = Annotated[
     str, typer.Option(help="small (hours on two CPU cores) or paper (what the paper spent)")
 ]
-LedgerFolder = Annotated[Path | None, typer.Option("--ledger", help="folder of the results [data/results]")]
+StoredResults = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger",
+        envvar="PFL_LITE_RESULTS",
+        exists=True,
+        file_okay=False,
+        help="folder of the results [data/results]",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
 
-def stored(folder: Path | None) -> Ledger:
-    """The ledger in a folder, to be read.
-
-    Raises:
-        InputError: a folder was named, and there is none.
-    """
-    from pfl_lite.experiments.ledger import Ledger
-
-    ledger = Ledger(folder)
-    if (folder is not None or os.environ.get("PFL_LITE_RESULTS")) and not ledger.folder.is_dir():
+def check_writable(path: Path | None, *endings: str, force: bool = True) -> None:
+    """Raise an InputError for a file that could not be written later, has a wrong ending, or is there and is to stay."""
+    if path is None:
+        return
+    folder = path.resolve().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise InputError(
-            f"{ledger.folder} is no folder: --ledger (or PFL_LITE_RESULTS) names one with results, as data/results"
+            f"{path} cannot be written: {folder} is not a folder that exists and may be written to"
         )
-    return ledger
-
-
-def columns(rows: Iterable[tuple[str, ...]]) -> None:
-    """Print rows as aligned columns."""
-    rows = list(rows)
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Raise an InputError for a path that could not be written later, before any work starts."""
-    for path in paths:
-        folder = None if path is None else path.resolve().parent
-        if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise InputError(
-                f"{path} cannot be written: {folder} is not a folder that exists and may be written to"
-            )
-        if path is not None and path.is_dir():
-            raise InputError(f"{path} is a folder: name a file in it")
-
-
-def check_new(path: Path | None, force: bool, *endings: str) -> None:
-    """Raise an InputError for a result that could not be written later, has a wrong ending, or is there and is to stay."""
-    check_writable(path)
-    if path is not None and endings and path.suffix.lower() not in endings:
+    if endings and path.suffix.lower() not in endings:
         raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
-    if path is not None and path.exists() and not force:
+    if path.exists() and not force:
         raise InputError(f"{path} is there already: name another file, or replace it with --force")
 
 
@@ -188,7 +195,7 @@ def methods(
         return
     for name, method in METHODS.items():
         settings = " ".join(f"{field.name}={field.default}" for field in fields(method))
-        columns([(f"{name:<9}", f"{method.about}{f'  [{settings}]' if settings else ''}")])
+        typer.echo(f"{name:<9}  {method.about}{f'  [{settings}]' if settings else ''}")
 
 
 @app.command()
@@ -198,17 +205,19 @@ def datasets() -> None:
     Example: `pfl-lite datasets`
     """
     from pfl_lite.data.images import datasets as cards
+    from pfl_lite.show.render import listed
 
-    columns(
-        (
+    rows = [
+        [
             name,
             f"{card.train_size}{f'+{card.test_size}' if card.test_size else ''} images",
             f"{card.size}x{card.size}x{card.channels}",
             f"{len(card.classes)} classes",
             card.title,
-        )
+        ]
         for name, card in cards().items()
-    )
+    ]
+    typer.echo(listed(rows))
 
 
 @app.command()
@@ -218,19 +227,22 @@ def models() -> None:
     Example: `pfl-lite models`
     """
     from pfl_lite.models import NETWORKS, make_network
+    from pfl_lite.show.render import listed
 
     shapes = {
         "grey 28x28, 10 classes": (1, 28, 10),
         "grey 32x32, 10": (1, 32, 10),
         "colour 32x32, 10": (3, 32, 10),
     }
+    rows = []
     for name, spec in NETWORKS.items():
         counts = [
             f"{make_network(name, *shape).parameters:,} ({title})"
             for title, shape in shapes.items()
             if spec.size in (None, shape[1])
         ]
-        columns([(f"{name:<{max(map(len, NETWORKS))}}", spec.about, "; ".join(counts))])
+        rows.append([name, spec.about, "; ".join(counts)])
+    typer.echo(listed(rows))
 
 
 @app.command()
@@ -254,24 +266,23 @@ def experiments() -> None:
 
 
 @app.command(cls=PartitionCommand)
+@with_settings("data", "partition", "clients", "split", "seed")
 def partition(
-    data: Data = "digits",
-    partition: Partition = "dirichlet:0.4",
-    clients: Clients = 10,
-    split: Split = "published",
-    seed: Seed = 0,
     out: Annotated[
         Path | None,
         typer.Option(
+            dir_okay=False,
             help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client "
             "sees other labels, group where the partition makes groups, images, how many there are for training and "
-            "testing, and labels, a digest of theirs"
+            "testing, and labels, a digest of theirs",
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="picture of class x client counts (.png, .svg, .pdf)")
+        Path | None,
+        typer.Option(dir_okay=False, help="picture of class x client counts (.png, .svg, .pdf)"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace files that --out and --plot name")] = False,
+    force: Force = False,
+    **settings: Any,
 ) -> None:
     """Share a data set out over clients and say how unlike they are.
 
@@ -286,43 +297,27 @@ def partition(
     from pfl_lite.data.images import load
     from pfl_lite.data.partition import ENDING, save_partition
     from pfl_lite.data.partition import partition as share_out
+    from pfl_lite.show.render import listed
 
-    check_new(out, force, ENDING)
-    check_new(plot, force, ".png", ".svg", ".pdf")
-    images = load(data).with_split(split)
-    indices = share_out(images, partition, clients, seed)
+    check_writable(out, ENDING, force=force)
+    check_writable(plot, ".png", ".svg", ".pdf", force=force)
+    images = load(settings["data"]).with_split(settings["split"])
+    indices = share_out(images, settings["partition"], settings["clients"], settings["seed"])
     federation = Federation.build(images, indices)
     typer.echo(federation.summary())
-    counts = federation.class_counts("train")
-    columns(
-        [
-            ("client", "training images", "classes"),
-            *(
-                (
-                    str(i),
-                    str(int(row.sum())),
-                    " ".join(f"{images.card.classes[c]}:{int(n)}" for c, n in enumerate(row) if n),
-                )
-                for i, row in enumerate(counts)
-            ),
-        ]
-    )
+    rows = [["client", "training images", "classes"]]
+    for i, row in enumerate(federation.class_counts("train")):
+        held = " ".join(f"{images.card.classes[c]}:{int(n)}" for c, n in enumerate(row) if n)
+        rows.append([str(i), str(int(row.sum())), held])
+    typer.echo(listed(rows))
     if out is not None:
         save_partition(out, indices, images)
         typer.echo(f"wrote {out}")
     if plot is not None:
-        from pfl_lite.plots import plot_partition
+        from pfl_lite.show.plots import plot_partition
 
         plot_partition(federation).savefig(plot)
         typer.echo(f"wrote {plot}")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file in one step."""
-    from pfl_lite.files import atomic_path
-
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -332,6 +327,8 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
             raise InputError(f"--set takes name=value, e.g. --set mu=0.1, not '{pair}'")
+        if name == "method":
+            raise InputError("--set method=... is not a setting: the method is the first word after run")
         if name in settings:
             raise InputError(f"--set {name} is given twice: {settings[name]} and {value}")
         settings[name] = value
@@ -339,71 +336,34 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 
 
 @app.command()
+@with_settings()
 def run(
     context: typer.Context,
     method: Annotated[str, typer.Argument(help="a method (see `pfl-lite methods`)")],
-    data: Data = "digits",
-    model: Annotated[str, typer.Option(help="network (see `pfl-lite models`) or auto")] = "auto",
-    partition: Partition = "dirichlet:0.4",
-    split: Split = "published",
-    clients: Clients = 10,
-    rounds: Annotated[int, typer.Option(help="communication rounds T")] = 10,
-    epochs: Annotated[int, typer.Option(help="local epochs E a round")] = 1,
-    batch_size: Annotated[
-        int, typer.Option(help="images a mini-batch; a client's data or more is one full batch")
-    ] = 64,
-    lr: Annotated[float, typer.Option(help="local learning rate")] = 0.1,
-    momentum: Annotated[float, typer.Option(help="momentum of local SGD, fresh every round")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(help="weight decay of local SGD")] = 0.0,
-    participation: Annotated[
-        float, typer.Option(help="share C of the clients sampled a round, in (0, 1]")
-    ] = 1.0,
-    unseen: Annotated[int, typer.Option(help="clients held out of training and scored as newcomers")] = 0,
-    val_fraction: Validation = 0.2,
-    augment: Annotated[
-        str, typer.Option(help="none, or crop_flip: shift and mirror the images of training mini-batches")
-    ] = "none",
-    seed: Seed = 0,
-    ft_lr: Annotated[float | None, typer.Option(help="learning rate of fine-tuning [--lr]")] = None,
-    ft_momentum: Annotated[float | None, typer.Option(help="momentum of fine-tuning [--momentum]")] = None,
-    ft_weight_decay: Annotated[
-        float | None, typer.Option(help="weight decay of fine-tuning [--weight-decay]")
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value: a hyper-parameter of the method")
     ] = None,
-    ft_batch_size: Annotated[
-        int | None, typer.Option(help="images a mini-batch of fine-tuning [--batch-size]")
-    ] = None,
-    whole_test: Annotated[
-        bool, typer.Option("--whole-test", help="also score the final models on all test images")
-    ] = False,
-    engine: Annotated[str, typer.Option(help="loop, vmap or auto (vmap on a GPU)")] = "auto",
     workers: Annotated[
         int, typer.Option(help="processes that share out a round's clients, one thread each; same numbers")
     ] = 1,
-    device: Device = "auto",
-    dtype: Annotated[str, typer.Option(help="float32 or float64")] = "float32",
-    clients_per_batch: Annotated[
-        int, typer.Option(help="of vmap: clients computed together at most; 0: as many as fit")
-    ] = 0,
-    tf32: TF32 = True,
-    eval_every: Annotated[int, typer.Option(help="score models every so many rounds")] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="name=value: a hyper-parameter of the method, ft_epochs, ft_mode, ft_every, convolution, graphs",
-        ),
-    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help=".json with every round and the clients' final numbers")
+        Path | None,
+        typer.Option(dir_okay=False, help=".json with every round and the clients' final numbers"),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"),
+        typer.Option(
+            dir_okay=False, help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
+        ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="continue from this file, and keep it up to date after every round")
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="continue from this file, and keep it up to date after every round"
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace files that --out and --save name")] = False,
+    force: Force = False,
+    **settings: Any,
 ) -> None:
     """Train one method and print how its clients do.
 
@@ -413,40 +373,25 @@ def run(
 
     `pfl-lite run fedavg --data digits --model linear --partition dirichlet:0.4 --epochs 5 --lr 0.5` (about 95 %)
 
-    `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --set ft_epochs=5 --out run.json`
+    `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    check_new(out, force, ".json")
-    check_new(save, force, ".npz")
+    check_writable(out, ".json", force=force)
+    check_writable(save, ".npz", force=force)
     check_writable(checkpoint)
     check_apart(out=out, save=save, checkpoint=checkpoint)
-    own = parse_settings(set_ or [])
-    options = {
-        "data": data, "model": model, "partition": partition, "split": split, "clients": clients,
-        "rounds": rounds, "epochs": epochs,
-        "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
-        "participation": participation, "unseen": unseen, "val_fraction": val_fraction,
-        "augment": augment, "seed": seed, "ft_lr": ft_lr, "ft_momentum": ft_momentum, "ft_weight_decay": ft_weight_decay,
-        "ft_batch_size": ft_batch_size, "whole_test": whole_test, "engine": engine, "device": device, "dtype": dtype,
-        "clients_per_batch": clients_per_batch, "tf32": tf32, "eval_every": eval_every,
-    }  # fmt: skip
-    if "method" in own:
-        raise InputError("--set method=... is not a setting: the method is the first word after run")
+    options, own = typed(context, settings), parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
-        raise InputError(f"--set {twice[0]}=... is an option of its own: use --{twice[0].replace('_', '-')}")
+        raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
     if workers > 1:
-        if device != "cuda":  # which is refused; a process that sees a GPU cannot be forked
+        if settings["device"] != "cuda":  # which is refused; a process that sees a GPU cannot be forked
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        from joblib import cpu_count
-
-        if workers > (cores := cpu_count()):
-            typer.echo(
-                f"pfl-lite: {workers} workers on {cores} cores take turns: more than {cores} gain nothing",
-                err=True,
-            )
+        if workers > (cores := os.cpu_count() or 1):
+            tell(f"{workers} workers on {cores} cores take turns: more than {cores} gain nothing")
     import torch
 
     from pfl_lite.engine.config import make_config
     from pfl_lite.engine.rounds import Simulation
+    from pfl_lite.files import write_json
 
     if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
         torch.set_num_threads(1)  # small networks are faster so
@@ -458,9 +403,7 @@ def run(
         tell(sentence.message)
     if checkpoint is not None:
         context.find_root().obj = "the same command goes on from the last round"
-        if (
-            checkpoint.exists()
-        ):  # here too, so that a wrong one is refused, and the round known, before anything is said
+        if checkpoint.exists():  # here too, so that a wrong one is refused before anything is said
             simulation.load(checkpoint)
     typer.echo(opening(simulation), err=True)
     said = time.monotonic()
@@ -548,9 +491,7 @@ def parse_budget(text: str) -> float:
 
 @app.command()
 def reproduce(
-    experiment: Annotated[
-        str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
-    ],
+    experiment: Experiment,
     budget_name: BudgetName = "small",
     methods: Annotated[str | None, typer.Option(help="rows to train, separated by commas [all]")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas [the protocol's]")] = None,
@@ -568,9 +509,11 @@ def reproduce(
         typer.Option(help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
-    device: Device = "auto",
-    tf32: TF32 = True,
-    ledger: LedgerFolder = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    tf32: Annotated[bool, typer.Option(help="products on a GPU in TF32, or exact ones")] = True,
+    ledger: Annotated[
+        Path | None, typer.Option(file_okay=False, help="folder of the results [data/results]")
+    ] = None,
 ) -> None:
     """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
 
@@ -652,24 +595,24 @@ def reproduce(
 
 @app.command()
 def table(
-    experiment: Annotated[
-        str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
-    ],
+    experiment: Experiment,
     budget_name: BudgetName = "small",
     format: Annotated[str, typer.Option(help="text, markdown or csv (one for all of a group)")] = "text",
-    ledger: LedgerFolder = None,
+    ledger: StoredResults = None,
 ) -> None:
     """Print a paper's table beside ours, or the numbers that a figure draws, from the ledger.
 
     Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
-    from pfl_lite.experiments import figures, tables
+    from pfl_lite.experiments import tables
+    from pfl_lite.experiments.ledger import Ledger
     from pfl_lite.experiments.protocols import members, stand_ins
+    from pfl_lite.show import figures
 
     if experiment in figures.FIGURES:
-        typer.echo(figures.show(figures.figure(experiment, stored(ledger), budget_name), format))
+        typer.echo(figures.show(figures.figure(experiment, Ledger(ledger), budget_name), format))
         return
-    found = {name: tables.table(name, stored(ledger), budget_name) for name in members(experiment)}
+    found = {name: tables.table(name, Ledger(ledger), budget_name) for name in members(experiment)}
     for frame in [tables.stacked(found)] if format == "csv" else found.values():
         typer.echo(tables.show(frame, format))
     if format == "text" and (others := stand_ins(experiment)):
@@ -682,7 +625,7 @@ def claims(
         str | None, typer.Argument(help="an experiment, a group of them, or a claim, e.g. B1 [all]")
     ] = None,
     budget_name: BudgetName = "small",
-    ledger: LedgerFolder = None,
+    ledger: StoredResults = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
 
@@ -691,8 +634,9 @@ def claims(
     Two numbers in brackets are a 95 % interval, by a bootstrap over clients and seeds.
     """
     from pfl_lite.experiments import claims as checks
+    from pfl_lite.experiments.ledger import Ledger
 
-    results = checks.claims(experiment, stored(ledger), budget_name)
+    results = checks.claims(experiment, Ledger(ledger), budget_name)
     if not results:
         typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
         return
@@ -706,7 +650,7 @@ app.add_typer(ledger_app, name="ledger")
 
 
 @ledger_app.command("check")
-def ledger_check(ledger: LedgerFolder = None) -> None:
+def ledger_check(ledger: StoredResults = None) -> None:
     """Look through every file of the ledger: exit code 1 if one breaks its schema or protocol or is kept twice, or for too much.
 
     Example: `pfl-lite ledger check`
@@ -714,8 +658,9 @@ def ledger_check(ledger: LedgerFolder = None) -> None:
     Results that are missing are listed for information.
     """
     from pfl_lite.experiments.care import check
+    from pfl_lite.experiments.ledger import Ledger
 
-    found = check(stored(ledger))
+    found = check(Ledger(ledger))
     for note in found.notes:
         typer.echo(f"note   {note}")
     for fault in found.faults:
@@ -727,9 +672,9 @@ def ledger_check(ledger: LedgerFolder = None) -> None:
 
 @ledger_app.command("missing")
 def ledger_missing(
-    experiment: Annotated[str, typer.Argument(help="an experiment, or a group of them")],
+    experiment: Experiment,
     budget_name: BudgetName = "small",
-    ledger: LedgerFolder = None,
+    ledger: StoredResults = None,
 ) -> None:
     """Print the commands that would fill an experiment's gaps, the longest first; then those that wait for another.
 
@@ -738,8 +683,9 @@ def ledger_missing(
     Core hours come from the speed of the ledger's runs with the same network; without any, images are counted.
     """
     from pfl_lite.experiments.care import missing, show
+    from pfl_lite.experiments.ledger import Ledger
 
-    found = missing(experiment, stored(ledger), budget_name)
+    found = missing(experiment, Ledger(ledger), budget_name)
     if ledger is not None:  # else the printed commands would fill another one
         there = f" --ledger {shlex.quote(str(ledger))}"
         found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from pfl_lite.cli import app, parse_budget
+from pfl_lite.cli import app, parse_budget, settings_of_a_run
 from pfl_lite.data.images import load
+from pfl_lite.engine.config import RunConfig
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import crews
@@ -80,8 +82,26 @@ def test_how_a_run_is_computed_can_be_said(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "clients_per_batch belongs to the engine vmap" in result.output
 
 
+def test_every_setting_of_a_run_is_an_option_explained_in_its_own_words() -> None:
+    known = settings_of_a_run()
+    assert list(known) == [field.name for field in fields(RunConfig) if field.name != "method"]
+    assert {name: default for name, (_, default, _) in known.items()} == {
+        field.name: field.default for field in fields(RunConfig) if field.name != "method"
+    }
+    said = " ".join(re.sub("[│\n]", " ", call("run", "--help").stdout).split())
+    for name, (kind, _, _) in known.items():
+        assert f"--{name.replace('_', '-')} " in said or f"--no-{name}" in said, (name, kind)
+
+
+def test_fine_tuning_is_asked_for_as_an_option_or_as_a_setting(tmp_path: Path) -> None:
+    options = ["--ft-epochs", 2, "--ft-mode", "plain_sgd", "--ft-every", 1]
+    settings = ["--set", "ft_epochs=2", "--set", "ft_mode=plain_sgd", "--set", "ft_every=1"]
+    found = [losses(tmp_path, "fedprox", *given).tolist() for given in (options, settings)]
+    assert found[0] == found[1] != losses(tmp_path, "fedprox").tolist()
+
+
 def test_more_workers_than_cores_are_told_that_they_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("joblib.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     for workers, told in ((2, False), (3, True)):
         result = call("run", "local", *EIGHT, "--workers", workers, "--engine", "loop")
         assert result.exit_code == 0
@@ -274,15 +294,14 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
         (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
-        (["run", "fedavg", "--set", "lr=3"], "use --lr"),
-        (["run", "pfl_ft", "--set", "ft_lr=3"], "use --ft-lr"),
+        (["run", "fedavg", "--lr", "1", "--set", "lr=3"], "lr is given twice"),
         (["run", "fedavg", "--ft-batch-size", "8"], "left out unless ft_epochs is positive"),
         (["run", "fedavg", "--augment", "blur"], "none, crop_flip"),
         (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "some of these see labels changed"),
         (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
         (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
-        (["run", "fedavg", "--out", "."], "is a folder"),
+        (["run", "fedavg", "--out", "."], "'--out'"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
         (["run", "fedavg", "--partition", "classes:11"], "classes"),
@@ -381,10 +400,6 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
     said = refused("run", "pfedme", "--lam", "3")
     assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto: use --set lam=...\n"
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
-    for option in ("ft-epochs", "ft-every", "convolution"):
-        name = option.replace("-", "_")
-        said = refused("run", "fedavg", f"--{option}", "5")
-        assert said == f"pfl-lite: {name} is a setting of every run: use --set {name}=...\n"
     for wrong in (
         ("run", "fedavg", "--batch_size", "8"),
         ("reproduce", "pfedmb-table1", "--lam", "1"),
@@ -519,10 +534,7 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
 def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> None:
     name = [] if command == "ledger check" else ["pfedmb-table1"]
     result = call(*command.split(), *name, "--ledger", tmp_path / "typo")
-    assert (
-        result.exit_code == 2
-        and "typo is no folder: --ledger (or PFL_LITE_RESULTS) names one" in result.stderr
-    )
+    assert result.exit_code == 2 and "typo" in result.stderr and "--ledger" in result.stderr
 
 
 def test_a_warning_is_its_sentence_alone(tmp_path: Path) -> None:
