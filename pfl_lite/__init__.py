@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pfl_lite.data.images import load
     from pfl_lite.engine.rounds import Simulation, load_model, run
     from pfl_lite.models import make_network
+    from pfl_lite.show import plots
 
 _HOMES = {
     "Federation": "pfl_lite.data.federation",
@@ -25,10 +26,15 @@ _HOMES = {
     "run": "pfl_lite.engine.rounds",
     "make_network": "pfl_lite.models",
 }
-__all__ = ["Federation", "Simulation", "load", "load_model", "make_federation", "make_network", "run"]
+_MODULES = {"plots": "pfl_lite.show.plots"}
+__all__ = [
+    "Federation", "Simulation", "load", "load_model", "make_federation", "make_network", "plots", "run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'pfl_lite' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +68,18 @@ def setting(data: str, device: str = "cpu", length: str = "quick", *, written_fo
     # graders run a student's notebook: there an assertion is a test, whatever the student's setting
     _let_assertions_stop(as_written or "NBGRADER_EXECUTION" in os.environ)
     return Setting(data, device, LENGTHS[length])
+
+
+def front_end() -> bool:
+    """Whether somebody can move a slider: true in JupyterLab, Jupyter Notebook, VS Code and Colab.
+
+    False where a notebook is executed by a program, as for this book's pages.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    in_vscode = shell is not None and "__vsc_ipynb_file__" in shell.user_ns
+    return bool(os.environ.get("JPY_SESSION_NAME")) or in_vscode or "google.colab" in sys.modules
 
 
 def stored(name: str) -> dict[str, Any]:

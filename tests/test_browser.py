@@ -20,9 +20,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from pfl_lite import widgets
 from pfl_lite.data.images import load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
+from tests import explored
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -37,7 +37,7 @@ CHAPTERS = [
     for chapter in part["chapters"]
 ]
 # Of the pages of source code, which one template makes, the longest and the list of all.
-MADE = ["genindex", "search", "_modules/index", "_modules/pfl_lite/plots"]
+MADE = ["genindex", "search", "_modules/index", "_modules/pfl_lite/show/plots"]
 PAGES = ["intro", *CHAPTERS, *MADE]
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
 
@@ -319,7 +319,7 @@ def test_the_routing_explorer_counts_right(
     widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="routing"]')
     for at in (0, len(kept["rounds"]) // 2, len(kept["rounds"]) - 1):
         slide(widget, "at", at)
-        bits, values = widgets.routing.routes(kept, at, None)
+        bits, values = explored.routes(kept, at)
         assert told(widget) == values
         circles = widget.find_elements(By.CSS_SELECTOR, ".picture g")
         assert len(circles) == len(bits)
@@ -339,7 +339,7 @@ def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..
         picture = widget.find_element(By.CSS_SELECTOR, ".picture").get_attribute("innerHTML")
         percent = re.findall(r"<title>[^:]*: ([\d.]+) %</title>", str(picture))
         found = np.array(percent, dtype=float).reshape(-1, 3).T / 100  # [3, classes]
-        mixed = widgets.gate.mixed(kept["images"][at], g)
+        mixed = explored.mixed(kept["images"][at], g)
         assert np.allclose(found, mixed, atol=6e-4)
         assert told(widget) == [kept["classes"][best] for best in mixed.argmax(1)]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import comparison
-from pfl_lite.experiments.comparison import curves, decode, encode, paired, ranks, worst_tenth
 from pfl_lite.experiments.ledger import Ledger, default_folder
+from pfl_lite.show import comparison
+from pfl_lite.show.comparison import curves, decode, encode, paired, ranks, worst_tenth
 from tests.test_claims_of_tables import make_run
 
 NAME = "pfedmb-table2-random2-15"

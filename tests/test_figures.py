@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.figures import FIGURES, figure, show
 from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.experiments.protocols import EXPERIMENTS
+from pfl_lite.show.figures import FIGURES, figure, show
 from tests.test_claims_of_tables import CLIENTS, make_run
 from tests.test_cli import call
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pfl_lite.plots import SHARP
+from pfl_lite.show.plots import SHARP
 
 BOOK = Path(__file__).resolve().parent.parent / "book"
 CHAPTERS = sorted(BOOK.glob("*.ipynb"))

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import pages
 from pfl_lite.experiments.claim import ClaimResult
 from pfl_lite.experiments.claims import claims
-from pfl_lite.experiments.figures import figure
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import get_experiment, members
 from pfl_lite.experiments.tables import accuracy, table
+from pfl_lite.show import pages
+from pfl_lite.show.figures import figure
 from tests.test_claims_of_tables import make_run
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,11 +13,11 @@ from pfl_lite.engine.config import make_config
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import crews, sweep
 from pfl_lite.experiments.care import every_budget
-from pfl_lite.experiments.figures import FIGURES
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, Experiment, get_experiment, members
 from pfl_lite.experiments.tables import table
 from pfl_lite.methods import METHODS
+from pfl_lite.show.figures import FIGURES
 from tests.test_sweep import Inline
 
 ALL = every_budget()

@@ -20,10 +20,11 @@ import pytest
 
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import care, crews, pages, protocols, sweep
+from pfl_lite.experiments import care, crews, protocols, sweep
 from pfl_lite.experiments.ledger import Ledger
 from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.experiments.tables import table
+from pfl_lite.show import pages
 
 ROUNDS = 30  # of a result of `enter_steady`
 

@@ -1,14 +1,11 @@
-"""The explorers: the pages' JavaScript against NumPy and pfl_lite, the live ones by their controls and against the pages."""
+"""The explorers: the pages' JavaScript against NumPy, pandas and pfl_lite."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
 import shutil
 import subprocess
-from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,18 +14,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from scipy import stats
 
 import pfl_lite
-from pfl_lite import widgets
+from pfl_lite.chapter import front_end
 from pfl_lite.data.partition import heterogeneity
 from pfl_lite.data.recipes import apportion
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import comparison
 from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.models.modular import in_use
-from pfl_lite.plots import EXPERT_COLOURS, METHOD_COLOURS
+from pfl_lite.show import comparison, explorers
+from pfl_lite.show.plots import EXPERT_COLOURS, METHOD_COLOURS
+from tests.explored import mixed, routes
 from tests.test_claims_of_tables import make_run
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
@@ -151,7 +148,7 @@ def test_a_client_without_images_is_said_so() -> None:
 
 
 def test_the_page_brings_everything_along() -> None:
-    page = widgets.partition_explorer_page()
+    page = explorers.partition()
     assert SCRIPT.read_text(encoding="utf-8") in page
     assert not re.search(r"https?:|url\(|@import|\bsrc=|\bhref=", page)
     assert page.count("<script>") == page.count("</script>") == 1
@@ -163,42 +160,11 @@ def test_a_script_is_short(script: Path) -> None:
     assert len(lines) < 200 and max(map(len, lines)) < 150
 
 
-def told(box: Any) -> tuple[str, bytes]:
-    """The words of a live explorer, without their tags, and its picture."""
-    html = box.children[-1].value
-    shown = re.search(r'<img alt="([^"]*)" width="(\d+)" .*src="data:image/png;base64,([^"]*)">', html)
-    alt, width, png = shown.groups()  # type: ignore[union-attr]
-    words = unescape(re.sub("<[^>]*>", "", html.partition("<img")[0].replace("</p><p>", " ")))
-    assert unescape(alt) == words, "the picture's alternative text says the same"
-    picture = base64.b64decode(png)
-    assert Image.open(io.BytesIO(picture)).width in (2 * int(width), 2 * int(width) + 1), "sharp"
-    return words, picture
-
-
-def test_the_live_explorer_follows_its_controls() -> None:
-    box = widgets.partition_explorer()
-    controls = {child.description: child for child in box.children[:5]}
-    words, picture = told(box)
-    assert "dirichlet:0.4" in words
-    assert controls["classes, k"].disabled and not controls["alpha"].disabled
-
-    controls["partitioner"].value = "classes"
-    assert "classes:2" in told(box)[0] and "effective classes 2.00" in told(box)[0]
-    assert told(box)[1] != picture
-    assert controls["alpha"].disabled and not controls["classes, k"].disabled
-
-    controls["partitioner"].value = "pairs"
-    controls["clients"].value = 7
-    assert "as many clients as classes" in box.children[-1].value and "<img" not in box.children[-1].value
-    controls["partitioner"].value = "iid"
-    assert "label distance 0.0" in told(box)[0]
-
-
 def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    assert not widgets.front_end()
+    assert not front_end()
     monkeypatch.setenv("JPY_SESSION_NAME", "chapter.ipynb")
-    assert widgets.front_end()
+    assert front_end()
 
 
 ROUTING = SCRIPT.with_name("routing_explorer.js")
@@ -268,7 +234,7 @@ def test_mixtures_of_the_page_are_numpys() -> None:
 @needs_node
 def test_explorers_show_what_was_recorded() -> None:
     logits = np.random.default_rng(2).normal(size=(3, 4, 8))
-    page = widgets.routing_explorer_page([1, 2, 2], [0, 1, 5], logits, [0, 0, 1, 1])
+    page = explorers.routing([1, 2, 2], [0, 1, 5], logits, [0, 0, 1, 1])
     record = recorded(page)
     assert np.allclose(record["logits"], logits, rtol=0.005, atol=0)
     shown = javascript(
@@ -288,7 +254,7 @@ def test_explorers_show_what_was_recorded() -> None:
         "personal": [2, 0],
         "pixels": np.eye(4),
     }
-    record = recorded(widgets.gate_explorer_page(["A", "</script>"], [image]))
+    record = recorded(explorers.gate(["A", "</script>"], [image]))
     assert record["images"][0]["pixels"] == "f0000f0000f0000f"
     assert "25 % of its training images are </script>" in record["images"][0]["about"]
 
@@ -299,41 +265,24 @@ LOGITS = np.array([[[0.3, -0.2, 1.0, -0.1], [-0.4, -0.7, 2.0, 0.2], [0.1, 0.9, -
 POOL: tuple[Any, ...] = (1, 2), [0, 7], LOGITS, [1, 0, 1]
 
 
-def controls_of(box: Any) -> dict[str, Any]:
-    return {child.description: child for child in box.children[:-1]}
-
-
-def test_the_live_routes_by_hand() -> None:
-    box = widgets.routing_explorer(*POOL)
-    # Round 7: 1101 has both wires but reads output 2 only; 1011 reads both outputs but has the wire to block 1 only, twice.
-    words, last = told(box)
-    assert words == (
-        "round 7: blocks sent 1.0 a client, of 2, equal decisions 50 % two clients of one group, "
-        "equal decisions 75 % two clients of different groups"
-    )
-    controls_of(box)["round"].value = 0
-    # Round 0: 1010; 0011 without a wire, so that the safety path makes it 1011; 1100 without an output, so 1101.
-    words, first = told(box)
-    assert "round 0: blocks sent 1.0" in words and "equal decisions 25 % two clients of one group" in words
-    assert first != last
-
-
 @needs_node
-def test_both_routing_explorers_say_the_same() -> None:
+def test_routes_of_the_page_are_the_packages() -> None:
     rng = np.random.default_rng(6)
     for blocks, clients in (((2, 3, 2), 7), ((1, 1), 1), ((3, 1, 2, 2), 4)):
         size = sum(a * b for a, b in pairwise([*blocks, 1]))
         logits, groups = rng.normal(-0.5, 1, (3, clients, size)), rng.integers(0, 3, clients)
-        box = widgets.routing_explorer(blocks, [1, 2, 9], logits, groups)
-        record = recorded(widgets.routing_explorer_page(blocks, [1, 2, 9], logits, groups))
+        record = recorded(explorers.routing(blocks, [1, 2, 9], logits, groups))
         for at in (0, 2):
-            controls_of(box)["round"].index = at
             settings = {"at": at, "kind": "threshold", "draw": 0, "width": 600}
             page = javascript(
                 "e.view(v.record, v.settings)", script=ROUTING, record=record, settings=settings
             )
-            assert told(box)[0] == page["sentence"]
-            bits, _ = widgets.routing.routes(record, at, None)
+            bits, values = routes(record, at)
+            parts = [
+                f"{name} {value} {remark}"
+                for (name, remark), value in zip(record["measures"], values, strict=True)
+            ]
+            assert page["sentence"] == f"round {record['rounds'][at]}: {', '.join(parts)}"
             assert bits.tolist() == [one["bits"] for one in page["found"]]
             sent = [in_use(torch.from_numpy(own), blocks).tolist() for own in bits]
             assert sent == [
@@ -341,20 +290,33 @@ def test_both_routing_explorers_say_the_same() -> None:
             ]
 
 
-def test_random_draws_of_the_live_routes_follow_their_control() -> None:
-    box = widgets.routing_explorer((1, 2), [3], np.zeros((1, 4, 4)), [0, 0, 1, 1])
-    controls = controls_of(box)
-    assert controls["draw"].disabled
-    controls["decisions"].label = "a random draw"
-    assert not controls["draw"].disabled
-    found = [told(box)]
-    for number in (1, 2):
-        controls["draw"].value = number
-        found.append(told(box))
-    assert len(set(found)) == 3
-    record = widgets.routing.record_of((1, 2), [0], [[[50, 50, np.log(0.3 / 0.7), 50]] * 400], [0] * 400)
-    assert np.mean([widgets.routing.routes(record, 0, draw)[0][:, 2] for draw in range(4)]) == pytest.approx(
-        0.3, abs=0.04
+@needs_node
+def test_sentences_of_the_pages_by_hand() -> None:
+    # Round 7: 1101 has both wires but reads output 2 only; 1011 reads both outputs but has the wire to block 1 only, twice.
+    record = recorded(explorers.routing(*POOL))
+    settings = {"at": 1, "kind": "threshold", "draw": 0, "width": 600}
+    assert javascript(
+        "e.view(v.record, v.settings).sentence", script=ROUTING, record=record, settings=settings
+    ) == (
+        "round 7: blocks sent 1.0 a client, of 2, equal decisions 50 % two clients of one group, "
+        "equal decisions 75 % two clients of different groups"
+    )
+    # The mixed logits are 2 (1 - g), 2 g and 0: A below one half, B above.
+    record = recorded(explorers.gate(["A", "B", "<C>"], [IMAGE]))
+    assert record["images"][0]["about"] == (
+        "client 3: 13 % of its training images are B; its gate gives this image g = 0.25"
+    )
+    for g, says in ((0.25, "A, wrong"), (0.51, "B, right")):
+        assert javascript(
+            "e.view(v.record, {at: 0, g: v.g, width: 600}).sentence", script=GATE, record=record, g=g
+        ) == (f"global expert says B, right; personal expert says A, wrong; mixture says {says}")
+    record = recorded(explorers.alpha(*MIXTURES))
+    settings = {"at": 1, "layer": 0, "width": 600}
+    assert javascript(
+        "e.view(v.record, v.settings).sentence", script=ALPHA, record=record, settings=settings
+    ) == (
+        "round 3. pFedMB: distance, two groups 0.50, distance, one group 1.00, branches in use 1.33. "
+        "pFedMB, eq. 6: distance, two groups 1.00, distance, one group 0.00, branches in use 1.00"
     )
 
 
@@ -362,31 +324,10 @@ IMAGE = {
     "client": 3, "label": 1, "share": 0.125, "g": 0.25, "pixels": np.eye(4),
     "global": [0.0, 2.0, 0.0], "personal": [2.0, 0.0, 0.0],
 }  # fmt: skip
-OTHER = IMAGE | {"client": 5, "label": 2, "g": 0.8, "share": 0.0, "global": [0, 0, 5], "personal": [0, 0, 4]}
-
-
-def test_the_live_gate_by_hand() -> None:
-    box = widgets.gate_explorer(["A", "B", "<C>"], [IMAGE, OTHER])
-    image, g = box.children[:-1]
-    # The mixed logits are 2 (1 - g), 2 g and 0: A below one half, B above.
-    words, first = told(box)
-    assert g.value == 0.25 and words == (
-        "client 3: 13 % of its training images are B; its gate gives this image g = 0.25. "
-        "global expert says B, right; personal expert says A, wrong; mixture says A, wrong"
-    )
-    g.value = 0.51
-    words, second = told(box)
-    assert words.endswith("mixture says B, right") and first != second
-    mixed = np.exp([0.98, 1.02, 0])
-    record = widgets.gate.record_of(["A", "B", "<C>"], [IMAGE])
-    assert widgets.gate.mixed(record["images"][0], 0.51)[2] == pytest.approx(mixed / mixed.sum())
-    image.label = "2: client 5, class <C>"
-    assert g.value == 0.8, "an image starts at what its gate says"
-    assert "client 5: 0 % of its training images are <C>" in told(box)[0] and told(box)[1] != second
 
 
 @needs_node
-def test_both_gate_explorers_say_the_same() -> None:
+def test_probabilities_of_the_page_are_scipys() -> None:
     rng, classes = np.random.default_rng(3), ["A", "B", '"', "<D>"]
     images = [
         {
@@ -395,31 +336,14 @@ def test_both_gate_explorers_say_the_same() -> None:
         }
         for i in range(3)
     ]  # fmt: skip
-    box, record = (
-        widgets.gate_explorer(classes, images),
-        recorded(widgets.gate_explorer_page(classes, images)),
-    )
+    record = recorded(explorers.gate(classes, images))
     for at, image in enumerate(record["images"]):
-        box.children[0].index = at
-        assert box.children[0].label == image["name"] and box.children[1].value == image["g"]
         for g in (image["g"], 1.0):
-            box.children[1].value = g
             page = javascript(
                 "e.view(v.record, {at: v.at, g: v.g, width: 600})", script=GATE, record=record, at=at, g=g
             )
-            assert told(box)[0] == f"{image['about']}. {page['sentence']}"
-            assert np.allclose(page["probabilities"], widgets.gate.mixed(image, g))
+            assert np.allclose(page["probabilities"], mixed(image, g))
             assert "<D>" not in page["svg"] and page["svg"].count("<rect") == 3 * 4
-
-
-@pytest.mark.parametrize("name", ["routing", "gate", "alpha"])
-def test_both_explorers_have_the_same_controls(name: str) -> None:
-    script = SCRIPT.with_name(f"{name}_explorer.js").read_text(encoding="utf-8")
-    shown: tuple[Any, ...] = {"routing": POOL, "gate": (["A", "B", "C"], [IMAGE]), "alpha": MIXTURES}[name]
-    box = getattr(widgets, f"{name}_explorer")(*shown)
-    assert len(controls_of(box)) == len(re.findall(r"<label", script))
-    for description in controls_of(box):
-        assert f"<span>{description}" in script
 
 
 def test_colours_of_the_gate_are_those_of_its_picture() -> None:
@@ -457,47 +381,25 @@ def test_specialisation_in_the_page_is_numpys() -> None:
             kind = together if groups[i] == groups[j] else apart
             kind.append(np.maximum(weights[i] - weights[j], 0).sum())
     assert found == pytest.approx([np.mean(apart), np.mean(together), np.mean(used)])
-    assert widgets.alpha.specialised(weights, groups) == pytest.approx(found)
-
-
-def test_the_live_weights_by_hand() -> None:
-    box = widgets.alpha_explorer(*MIXTURES)
-    assert controls_of(box)["layer"].disabled
-    words, last = told(box)
-    assert words == (
-        "round 3. pFedMB: distance, two groups 0.50, distance, one group 1.00, branches in use 1.33. "
-        "pFedMB, eq. 6: distance, two groups 1.00, distance, one group 0.00, branches in use 1.00"
-    )
-    controls_of(box)["round"].value = 0
-    words, first = told(box)
-    assert words.startswith(
-        "round 0. pFedMB: distance, two groups 0.00, distance, one group 0.00, branches in use 2.00"
-    )
-    assert first != last
 
 
 @needs_node
-def test_both_alpha_explorers_say_the_same() -> None:
+def test_layers_of_the_alpha_page_are_chosen() -> None:
     rng = np.random.default_rng(9)
     runs = {name: rng.dirichlet(np.ones(3), size=(2, 6, 4)) for name in ("pfedmb", "<b>")}  # four layers
-    exhibit: tuple[Any, ...] = [1, 5], runs, [0, 0, 1, 1, 2, 2]
-    box, page = widgets.alpha_explorer(*exhibit), widgets.alpha_explorer_page(*exhibit)
-    record = recorded(page)
+    record = recorded(explorers.alpha([1, 5], runs, [0, 0, 1, 1, 2, 2]))
     assert record["layers"] == ["layer 1", "layer 2", "layer 3", "layer 4"]
     assert np.allclose(record["runs"][0]["weights"], runs["pfedmb"], atol=5e-5)
-    for at in (0, 1):
-        for layer in (0, 3):
-            controls_of(box)["round"].index, controls_of(box)["layer"].index = at, layer
-            settings = {"at": at, "layer": layer, "width": 600}
-            shows = javascript("e.view(v.record, v.settings)", script=ALPHA, record=record, settings=settings)
-            assert told(box)[0] == shows["sentence"]
-            assert f", layer {layer + 1}. pFedMB: " in shows["sentence"] and "<b>" not in shows["svg"]
-            assert shows["svg"].count('class="track"') == 2 * 6 * 3
+    for layer in (0, 3):
+        settings = {"at": 1, "layer": layer, "width": 600}
+        shows = javascript("e.view(v.record, v.settings)", script=ALPHA, record=record, settings=settings)
+        assert f", layer {layer + 1}. pFedMB: " in shows["sentence"] and "<b>" not in shows["svg"]
+        assert shows["svg"].count('class="track"') == 2 * 6 * 3
 
 
 @needs_node
 def test_bars_of_the_page_are_as_long_as_the_weights() -> None:
-    record = recorded(widgets.alpha_explorer_page(*MIXTURES))
+    record = recorded(explorers.alpha(*MIXTURES))
     svg = javascript("e.view(v.record, {at: 1, layer: 0, width: 500}).svg", script=ALPHA, record=record)
     wide = r'[^>]*? width="([\d.]+)"[^>]*/>'
     found = re.findall(
@@ -509,10 +411,6 @@ def test_bars_of_the_page_are_as_long_as_the_weights() -> None:
     assert drawn["pFedMB, eq. 6, client 0, branch 1: 0.00"][0] == 0 and len(drawn) == 12
 
 
-ALPHA_EXPLORERS = [widgets.alpha_explorer, widgets.alpha_explorer_page]
-
-
-@pytest.mark.parametrize("explorer", ALPHA_EXPLORERS)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -523,9 +421,9 @@ ALPHA_EXPLORERS = [widgets.alpha_explorer, widgets.alpha_explorer_page]
         ({"a": np.full((2, 3, 2), np.nan)}, "a must be zero or more and sum to 1"),
     ],
 )  # fmt: skip
-def test_weights_that_are_no_mixtures_are_refused(explorer: Any, change: Any, said: str) -> None:
+def test_weights_that_are_no_mixtures_are_refused(change: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        explorer([0, 1], change, [0, 0, 1])
+        explorers.alpha([0, 1], change, [0, 0, 1])
 
 
 COMPARISON = SCRIPT.with_name("comparison_explorer.js")
@@ -589,7 +487,7 @@ def tidy(ledger: Ledger) -> pd.DataFrame:
 
 @needs_node
 def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
-    record = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
+    record = recorded(explorers.comparison(comparison.record(runs)))
     frame = runs.frame(ODD)
     for metric, quantity in (("personal", "personal"), ("scored", "tuned")):
         own = frame[(frame["quantity"] == quantity) & (frame["arm"] == "pfedmb")]
@@ -611,7 +509,7 @@ def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
 
 @needs_node
 def test_pairs_and_ranks_of_the_page_are_pandas(runs: Ledger) -> None:
-    record = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
+    record = recorded(explorers.comparison(comparison.record(runs)))
     table = tidy(runs)
     both = table[["fedavg", "pfedmb"]].dropna()
     assert 0 < len(both) < len(table) and both.index.get_level_values("seed").nunique() == 3
@@ -635,38 +533,8 @@ def test_pairs_and_ranks_of_the_page_are_pandas(runs: Ledger) -> None:
         assert (one["mean"], one["worst"]) == pytest.approx((own.mean(), worst), abs=0.006)
 
 
-@needs_node
-@pytest.mark.parametrize("kind", ["curves", "pairs", "ranks"])
-def test_both_comparison_explorers_say_the_same(runs: Ledger, kind: str) -> None:
-    page = recorded(widgets.comparison_explorer_page(comparison.record(runs)))
-    box = widgets.comparison_explorer(comparison.record(runs))
-    controls = controls_of(box)
-    controls["view"].value = kind
-    assert controls["methods"].disabled == (kind == "pairs") != controls["A, across"].disabled
-    for metric in ("scored", "personal"):
-        controls["accuracy on"].value = metric
-        for summary in ("mean", "worst_tenth") if kind == "curves" else ("mean",):
-            controls["summary"].value = summary
-            assert told(box)[0] == shown(page, kind=kind, metric=metric, summary=summary)["sentence"]
-    controls["summary"].value, controls["accuracy on"].value = "mean", "global_test"  # one method kept it
-    sentence = shown(page, kind=kind, metric="global_test")["sentence"]
-    assert "; not kept by Local, FedAvg" in sentence or "; not kept by FedAvg" in sentence
-    assert unescape(box.children[-1].value.partition("<img")[0]) == f"<p>{sentence}</p>"
-
-
-def test_the_live_comparison_follows_its_experiment(runs: Ledger) -> None:
-    box = widgets.comparison_explorer(comparison.record(runs))
-    controls = controls_of(box)
-    assert [name for name, _ in controls["methods"].options] == ["Local", "FedAvg", "pFedMB"]
-    controls["experiment"].index = 1
-    assert [name for name, _ in controls["methods"].options] == ["B = 5"]
-    assert "B = 5" in told(box)[0] and "Fig. 5" in told(box)[0]
-    controls["view"].value = "pairs"
-    assert "choose two methods with a common seed" in box.children[-1].value
-
-
 def test_the_comparison_starts_with_the_books_colours_and_no_crowd() -> None:
-    record = widgets.comparison.record_of(comparison.record(Ledger(default_folder())))
+    record = recorded(explorers.comparison(comparison.record(Ledger(default_folder()))))
     for entry in record["experiments"]:
         known = {method["key"]: method for method in entry["methods"]}
         assert entry["a"] in known and entry["b"] in known
@@ -686,33 +554,20 @@ def test_ticks_are_round_and_hold_the_values() -> None:
         assert len({round(b - a, 6) for a, b in pairwise(found)}) == 1
 
 
-@pytest.mark.parametrize("explorer", [widgets.comparison_explorer, widgets.comparison_explorer_page])
-def test_a_comparison_of_nothing_is_refused(explorer: Any, tmp_path: Path) -> None:
+def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least two complete runs"):
-        explorer(comparison.record(Ledger(tmp_path)))
+        explorers.comparison(comparison.record(Ledger(tmp_path)))
 
 
-def test_the_comparisons_controls_have_the_same_names(runs: Ledger) -> None:
-    script = COMPARISON.read_text(encoding="utf-8")
-    for description in controls_of(widgets.comparison_explorer(comparison.record(runs))):
-        assert f'"{description}"' in script or f"<legend>{description}</legend>" in script
-
-
-ROUTING_EXPLORERS = [widgets.routing_explorer, widgets.routing_explorer_page]
-GATE_EXPLORERS = [widgets.gate_explorer, widgets.gate_explorer_page]
-
-
-@pytest.mark.parametrize("explorer", ROUTING_EXPLORERS)
-def test_logits_that_do_not_fit_the_blocks_are_refused(explorer: Any) -> None:
+def test_logits_that_do_not_fit_the_blocks_are_refused() -> None:
     with pytest.raises(InputError, match=r"\(2, 3, 8\), not \(2, 3, 7\)"):
-        explorer([1, 2, 2], [0, 1], np.zeros((2, 3, 7)), [0, 0, 1])
+        explorers.routing([1, 2, 2], [0, 1], np.zeros((2, 3, 7)), [0, 0, 1])
     with pytest.raises(InputError, match="at least one round and one client"):
-        explorer([1, 2, 2], [], np.zeros((0, 3, 8)), [0, 0, 1])
+        explorers.routing([1, 2, 2], [], np.zeros((0, 3, 8)), [0, 0, 1])
     with pytest.raises(InputError, match="finite"):
-        explorer([1, 2, 2], [0], np.full((1, 1, 8), np.nan), [0])
+        explorers.routing([1, 2, 2], [0], np.full((1, 1, 8), np.nan), [0])
 
 
-@pytest.mark.parametrize("explorer", GATE_EXPLORERS)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -722,17 +577,16 @@ def test_logits_that_do_not_fit_the_blocks_are_refused(explorer: Any) -> None:
         ({"g": 1.5}, "g of image 0 must be 0 to 1, not 1.5"),
     ],
 )
-def test_images_that_cannot_be_explored_are_refused(explorer: Any, change: dict[str, Any], said: str) -> None:
+def test_images_that_cannot_be_explored_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        explorer(["A", "B", "C"], [IMAGE | change])
+        explorers.gate(["A", "B", "C"], [IMAGE | change])
 
 
-@pytest.mark.parametrize("explorer", GATE_EXPLORERS)
-def test_images_that_lack_something_are_refused(explorer: Any) -> None:
+def test_images_that_lack_something_are_refused() -> None:
     with pytest.raises(InputError, match="at least one image"):
-        explorer(["A", "B", "C"], [])
+        explorers.gate(["A", "B", "C"], [])
     with pytest.raises(InputError, match="image 0 lacks share, g"):
-        explorer(["A", "B", "C"], [{name: IMAGE[name] for name in IMAGE if name not in ("share", "g")}])
+        explorers.gate(["A", "B", "C"], [{name: IMAGE[name] for name in IMAGE if name not in ("share", "g")}])
 
 
 def recorded(page: str) -> Any:

@@ -46,20 +46,20 @@ ROOMS = [
         ["protocols", "ledger", "tables", "claims"],
     ),
     (
-        "widgets",
-        "Explorers",
-        "Each one live, with sliders and a kernel, and as a piece of a page that computes by itself.",
-        ["partition", "routing", "gate", "alpha", "comparison"],
+        "show",
+        "What is shown",
+        "Tables as text, figures, explorers that compute in the page, and pieces of the chapters that read the ledger.",
+        ["render", "plots", "figures", "pages", "explorers"],
     ),
     (
         "",
         "The roof",
         "What a person touches, and small pieces that every room uses.",
-        ["cli", "plots", "chapter"],
+        ["cli", "chapter"],
     ),
 ]
 
-UPPER = ("experiments", "widgets", "")
+UPPER = ("experiments", "show", "")
 """Rooms with a page of their own: all of them on one would be a heavy page."""
 
 UPPER_LEAD = """\

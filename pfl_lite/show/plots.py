@@ -1,5 +1,5 @@
-"""Figures in one style: who holds what, accuracy per round and per client, routes through a pool of blocks, a gate on one
-image; a method has one colour everywhere.
+"""Figures in one style: who holds what, accuracy per round and per client, routes through a pool of blocks; a method has one
+colour everywhere.
 
 Every function returns a closed `Figure`: a notebook shows it once when it is a cell's last expression, and
 `figure.savefig(...)` works as ever.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import matplotlib.pyplot as plt
 import numpy as np
+import seaborn as sns
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -100,7 +101,7 @@ EXPERT_COLOURS: dict[str, str] = {
 _GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 SHARP = 2  # dots drawn for each dot of a page, both ways
-STYLE: dict[Any, Any] = {
+BOOK: dict[str, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": "figure",
     "figure.constrained_layout.use": True,
@@ -111,24 +112,28 @@ STYLE: dict[Any, Any] = {
     "axes.labelsize": 11,
     "xtick.labelsize": 10,
     "ytick.labelsize": 10,
+    "xtick.bottom": True,
+    "ytick.left": True,
     "legend.fontsize": 10,
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#4D4D4D",
     "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#E3E3E3",
     "grid.linewidth": 0.8,
     "lines.linewidth": 2.0,
     "lines.markersize": 5.5,
+    "patch.force_edgecolor": False,
+    "image.cmap": "viridis",
 }
+"""The book's own looks, over seaborn's `whitegrid`."""
+STYLE: dict[Any, Any] = sns.plotting_context("notebook") | sns.axes_style("whitegrid") | BOOK
 
 
 def use_style() -> None:
     """Make every figure drawn from now on look like those of this module, and a notebook's also `sharp`."""
-    plt.rcParams.update(STYLE)
+    sns.set_theme(style="whitegrid", palette="tab10", font="DejaVu Sans", rc=BOOK)
     try:
         shell: Any = get_ipython()  # type: ignore[name-defined]
     except NameError:  # a script, not a notebook
@@ -185,18 +190,14 @@ def plot_partition(
     federation: Counted | ArrayLike,
     *,
     split: str = "train",
-    kind: str = "bubbles",
     classes: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw who holds what: images a client above, and a client x class picture of the counts below.
 
-    `federation` is a Federation or an array of counts [clients, classes]. `kind` is `bubbles` (area
-    proportional to the number of images) or `bars` (one stacked bar a client). Raises InputError for another
-    kind or shape.
+    `federation` is a Federation or an array of counts [clients, classes]; a bubble's area is proportional to its number of
+    images. Raises InputError for another shape.
     """
-    if kind not in ("bubbles", "bars"):
-        raise InputError(f"the kind of a partition's picture must be bubbles or bars, not '{kind}'")
     counts = np.asarray(federation.class_counts(split) if isinstance(federation, Counted) else federation)
     if counts.ndim != 2 or counts.size == 0 or counts.min() < 0 or counts.max() == 0:
         raise InputError("a partition's picture needs counts [clients, classes] with at least one image")
@@ -209,7 +210,7 @@ def plot_partition(
         split, "images"
     )
     with plt.rc_context(STYLE):
-        figure = _bubbles(counts, names, images) if kind == "bubbles" else _bars(counts, names, images)
+        figure = _bubbles(counts, names, images)
         if title:
             figure.suptitle(title, fontweight="bold")
     plt.close(figure)
@@ -235,36 +236,29 @@ def plot_curves(
     """
     colours, names = colours or {}, names or {}
     frame, by = _tidy(frame, quantity, ("round", "value"))
-    keys = [by, "round"]
     seeds = frame["seed"].nunique() if "seed" in frame else 1
-    if "seed" in frame:
-        frame = frame.groupby([*keys, "seed"], sort=False)["value"].mean().reset_index()
-    table = frame.groupby(keys)["value"].agg(["mean", "min", "max"] if "seed" in frame else ["mean"])
-    scale = 100 if percent else 1
-    methods = frame[by].drop_duplicates().tolist()
-    last = {name: table.loc[name]["mean"].iloc[-1] for name in methods}
+    each = [by, "round", "seed"] if "seed" in frame else [by, "round"]
+    table = frame.groupby(each, sort=False)["value"].mean().mul(100 if percent else 1).reset_index()
+    ends = table[table["round"] == table.groupby(by)["round"].transform("max")].groupby(by)["value"].mean()
+    order = ends.sort_values(ascending=False).index.tolist()  # the legend in the order of the lines' ends
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.6, 4.2))
-        for name in sorted(
-            methods, key=lambda each: -last[each]
-        ):  # the legend in the order of the lines' ends
-            rows = table.loc[name] * scale
-            shade = colours.get(name) or colour(name)
-            style: dict[str, Any] = {
-                "color": shade,
-                "marker": _marker(name),
-                "markevery": max(1, len(rows) // 8),
-            }
-            axes.plot(rows.index, rows["mean"], label=names.get(name) or label(name), **style)
-            if seeds > 1:
-                axes.fill_between(rows.index, rows["min"], rows["max"], color=shade, alpha=0.18, linewidth=0)
-        axes.set_xlabel("round")
-        axes.set_ylabel(ylabel or ("mean test accuracy of the clients (%)" if percent else "value"))
+        sns.lineplot(
+            table, x="round", y="value", hue=by, style=by, hue_order=order, style_order=order, dashes=False,
+            palette={name: colours.get(name) or colour(name) for name in order},
+            markers={name: _marker(name) for name in order}, markevery=max(1, table["round"].nunique() // 8),
+            errorbar=("pi", 100) if seeds > 1 else None, err_kws={"alpha": 0.18}, ax=axes,
+        )  # fmt: skip
+        axes.set(
+            xlabel="round", ylabel=ylabel or ("mean test accuracy of the clients (%)" if percent else "value")
+        )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         note = f"band: lowest to\nhighest of {seeds} seeds" if seeds > 1 else None
+        handles = axes.get_legend_handles_labels()[0]
         axes.legend(
-            loc="upper left", bbox_to_anchor=(1.01, 1), title=note, title_fontsize=9, alignment="left"
-        )
+            handles, [names.get(name) or label(name) for name in order], loc="upper left", bbox_to_anchor=(1.01, 1),
+            title=note, title_fontsize=9, alignment="left",
+        )  # fmt: skip
         if title:
             axes.set_title(title)
     plt.close(figure)
@@ -275,45 +269,31 @@ def plot_clients(
     frame: pd.DataFrame,
     *,
     quantity: str | None = None,
-    sort_by: str | None = None,
     percent: bool = True,
-    ylabel: str | None = None,
+    xlabel: str | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw one dot a client and method, clients sorted by one method (`sort_by`, the first if not given).
+    """Draw how clients are spread, a row a method: one dot a client, quartiles as a box, the mean as a diamond.
 
-    `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity`
-    (to choose from) and `round` (the last is taken). Marks at the right edge are the unweighted means over
-    clients. Raises InputError for missing columns, an unclear quantity or a `sort_by` that is not in the
-    frame.
+    `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity` (to choose from) and
+    `round` (the last is taken). Raises InputError for missing columns or an unclear quantity.
     """
     frame, by = _tidy(frame, quantity, ("client", "value"))
     if "round" in frame:
         frame = frame[frame["round"] == frame.groupby(by)["round"].transform("max")]
-    methods = frame[by].drop_duplicates().tolist()
-    sort_by = sort_by or methods[0]
-    if sort_by not in methods:
-        raise InputError(f"sort_by must be one of {', '.join(methods)}, not '{sort_by}'")
-    table = frame.groupby(["client", by])["value"].mean().unstack(by).sort_values(sort_by)
-    table = table * (100 if percent else 1)
-    position = np.arange(len(table))
+    table = frame.groupby([by, "client"], sort=False)["value"].mean().mul(100 if percent else 1).reset_index()
+    order = table.groupby(by)["value"].mean().sort_values(ascending=False).index.tolist()
+    shared: dict[str, Any] = {"x": "value", "y": by, "order": order}
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(float(np.clip(0.24 * len(table) + 5, 8.4, 12)), 4.2))
-        axes.vlines(position, table.min(axis=1), table.max(axis=1), color="#D0D0D0", linewidth=1.2, zorder=1)
-        for name in sorted(methods, key=lambda each: -table[each].mean()):
-            style: dict[str, Any] = {"color": colour(name), "marker": _marker(name), "zorder": 3}
-            mean = table[name].mean()
-            text = f"{label(name)} (mean {mean:.1f})" if percent else f"{label(name)} (mean {mean:.3g})"
-            axes.plot(position, table[name], linestyle="none", label=text, alpha=0.9, **style)
-        clients = [str(client) for client in table.index]
-        if len(clients) <= 30:
-            axes.set_xticks(position, clients)
-            axes.set_xlabel(f"client (sorted by {label(sort_by)})")
-        else:
-            axes.set_xlabel(f"clients, sorted by {label(sort_by)}")
-        axes.grid(axis="x", visible=False)
-        axes.set_ylabel(ylabel or ("test accuracy (%)" if percent else "value"))
-        axes.legend(loc="upper left", bbox_to_anchor=(1.03, 1))
+        figure, axes = plt.subplots(figsize=(7.6, float(np.clip(0.5 * len(order) + 1.1, 2, 12))))
+        mean = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "#1F2933"}
+        sns.boxplot(
+            table, **shared, color="#E3E3E3", showfliers=False, showmeans=True, meanprops=mean, ax=axes
+        )
+        palette = {name: colour(name) for name in order}
+        sns.stripplot(table, **shared, hue=by, palette=palette, alpha=0.7, legend=False, jitter=0.15, ax=axes)
+        axes.set_yticks(range(len(order)), [label(name) for name in order])
+        axes.set(xlabel=xlabel or ("test accuracy of a client (%)" if percent else "value"), ylabel="")
         if title:
             axes.set_title(title)
     plt.close(figure)
@@ -334,35 +314,10 @@ def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], colour: str 
     edge = 0.05 * max(high - low, 1.0)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(4.8, 4.8))
-        axes.plot([low - edge, high + edge], [low - edge, high + edge], color="#4D4D4D", linestyle="--", lw=1)
-        axes.scatter(across, up, s=28, color=colour, alpha=0.75, linewidth=0)
+        axes.axline((low, low), slope=1, color="#4D4D4D", linestyle="--", lw=1)
+        sns.scatterplot(x=across, y=up, s=28, color=colour, alpha=0.75, linewidth=0, ax=axes)
         axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
         axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
-    plt.close(figure)
-    return figure
-
-
-def plot_ranks(
-    table: pd.DataFrame, *, colours: Mapping[str, str] | None = None, names: Mapping[str, str] | None = None
-) -> Figure:
-    """Draw every method's mean rank as a bar, best at the top, with its mean and worst tenth beside it.
-
-    `table` is what `pfl_lite.experiments.comparison.ranks` gives. `colours` and `names` of some methods go before those of the
-    book. Raises InputError for an empty table.
-    """
-    if not len(table):
-        raise InputError("a picture of ranks needs at least one method")
-    place = np.arange(len(table))
-    shades = [(colours or {}).get(name) or colour(name) for name in table.index]
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(7.6, float(np.clip(0.28 * len(table) + 1.1, 2, 12))))
-        axes.barh(place, table["rank"], height=0.7, color=shades)
-        for y, (rank, mean, worst) in enumerate(table.itertuples(index=False)):
-            axes.text(rank, y, f" {rank:.2f} (mean {mean:.1f}, worst tenth {worst:.1f})", va="center", size=9)
-        axes.set_yticks(place, [(names or {}).get(name) or label(name) for name in table.index])
-        axes.set(xlabel="mean rank over clients (1 is best)", xlim=(0, 1.5 * len(table)))
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
     plt.close(figure)
     return figure
 
@@ -409,90 +364,6 @@ def plot_routes(
                 Line2D([], [], mfc="white", mec="#4D4D4D", label="prediction", **dot | {"marker": "s"}),
             ]
             figure.legend(handles=key, loc="outside lower center", ncols=5 if columns > 3 else 3)
-    plt.close(figure)
-    return figure
-
-
-def plot_gate(
-    classes: Sequence[str],
-    pixels: ArrayLike,
-    true_class: int,
-    probabilities: ArrayLike,
-    *,
-    g: float,
-    learned: float,
-) -> Figure:
-    """Draw two experts and their mixture on one image (PFL-MoE): the image, where g stands, and three bars a class.
-
-    `pixels` [side, side] go from 0 to 1; the name of the `true_class` is bold; `probabilities` [3, classes] are the global
-    expert's, the personal one's and the mixture's; `g` is the weight of the global expert, and `learned` the one that the
-    client's gate gives. Raises InputError for other shapes.
-    """
-    shares = np.asarray(probabilities, dtype=float)
-    if shares.shape != (3, len(classes)):
-        raise InputError(f"probabilities must be [3, {len(classes)}], not {list(shares.shape)}")
-    if not 0 <= true_class < len(classes):
-        raise InputError(f"the true class must be 0 to {len(classes) - 1}, not {true_class}")
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplot_mosaic(
-            [["image", "bars"], ["g", "bars"]],
-            figsize=(7.6, float(np.clip(0.38 * len(classes) + 1, 3.4, 12))),
-            width_ratios=[1, 2],
-            height_ratios=[5, 1],
-        )
-        axes["image"].imshow(pixels, cmap="gray_r", vmin=0, vmax=1)
-        axes["image"].set_title(f"class {classes[true_class]}")
-        axes["image"].axis("off")
-        axes["g"].axvline(learned, color="#4D4D4D", linestyle=":", clip_on=False, label="the gate's g")
-        axes["g"].plot(g, 0, "o", color=EXPERT_COLOURS["mixture"], markersize=9, clip_on=False, label="g")
-        axes["g"].set(xlim=(0, 1), ylim=(-1, 1), yticks=[], xticks=[0, 0.5, 1])
-        axes["g"].set_xlabel("g, weight of\nthe global expert")
-        axes["g"].spines["left"].set_visible(False)
-        axes["g"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-        place = np.arange(len(classes))
-        for shift, (name, shade), row in zip((-0.26, 0, 0.26), EXPERT_COLOURS.items(), shares, strict=True):
-            axes["bars"].barh(place + shift, row, height=0.24, color=shade, label=name)
-        names = axes["bars"].set_yticks(place, classes)
-        names[true_class].label1.set_fontweight("bold")
-        axes["bars"].set(xlim=(0, 1), xlabel="probability", ylabel="class", ylim=(len(classes) - 0.5, -0.5))
-        axes["bars"].grid(axis="y", visible=False)
-        axes["bars"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
-    plt.close(figure)
-    return figure
-
-
-def plot_alpha(
-    weights: Mapping[str, ArrayLike],
-    *,
-    groups: Sequence[int] | None = None,
-    colours: Sequence[str] | None = None,
-) -> Figure:
-    """Draw how much every client uses of every branch (pFedMB), a panel a run: a row a client, a column a branch.
-
-    `weights` [clients, branches] of each run are drawn as bars from 0 to 1, clients sorted by their group, in the run's colour.
-    Raises InputError where there is no run or one has other clients or branches.
-    """
-    shares = {name: np.asarray(each, dtype=float) for name, each in weights.items()}
-    shapes = {each.shape for each in shares.values()}
-    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 2 or 0 in shape:
-        raise InputError("a picture of branch weights needs runs with the same [clients, branches]")
-    known = np.zeros(shape[0]) if groups is None else np.asarray(groups)
-    order = np.argsort(known, kind="stable")
-    place = np.arange(len(order)) + 0.5 * np.cumsum(np.diff(known[order], prepend=known[order][0]) != 0)
-    with plt.rc_context(STYLE):
-        size = 4.1 * len(shares), float(np.clip(0.25 * shape[0] + 1.2, 2.4, 12))
-        figure, axes = plt.subplots(1, len(shares), figsize=size, sharey=True, squeeze=False)
-        for ax, (name, own), shade in zip(
-            axes[0], shares.items(), colours or [colour(name) for name in shares], strict=True
-        ):
-            for branch in range(shape[1]):
-                ax.barh(place, 0.9 * own[order, branch], left=branch, height=0.8, color=shade)
-            ax.set(xlim=(0, shape[1]), xticks=np.arange(shape[1]), xlabel="branch", title=name)
-            ax.set_xticklabels([str(branch) for branch in range(shape[1])], ha="left")
-            ax.grid(axis="y", visible=False)
-        axes[0, 0].set_yticks(place, [str(i) for i in order])
-        axes[0, 0].set_ylabel("client")
-        axes[0, 0].invert_yaxis()
     plt.close(figure)
     return figure
 
@@ -653,30 +524,6 @@ def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
         for n in steps
     ]  # fmt: skip
     main.legend(handles=handles, title=images, loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.0)
-    return figure
-
-
-def _bars(counts: np.ndarray, names: list[str], images: str) -> Figure:
-    clients, classes = counts.shape
-    figure, axes = plt.subplots(figsize=(float(np.clip(0.25 * clients + 3.6, 6.4, 12)), 4.2))
-    palette = plt.get_cmap("tab10" if classes <= 10 else "turbo")
-    bottom = np.zeros(clients)
-    for c in range(classes):
-        shade = palette(c) if classes <= 10 else palette(c / (classes - 1))
-        axes.bar(np.arange(clients), counts[:, c], bottom=bottom, color=shade, width=0.85, label=names[c])
-        bottom += counts[:, c]
-    axes.set_xlabel("client")
-    axes.set_ylabel(images)
-    axes.set_xlim(-0.6, clients - 0.4)
-    _number_clients(axes, clients)
-    axes.grid(axis="x", visible=False)
-    if classes <= 26:
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(1.0, 1.0), title="class", reverse=True, ncols=1 + (classes > 13)
-        )
-    else:
-        scale = plt.cm.ScalarMappable(cmap=palette, norm=plt.Normalize(0, classes - 1))
-        figure.colorbar(scale, ax=axes, label="class")
     return figure
 
 

@@ -1,4 +1,4 @@
-// What the comparison explorer computes, as pfl_lite.experiments.comparison does it; a page carries it in front of the explorer.
+// What the comparison explorer computes, as pfl_lite.show.comparison does it; a page carries it in front of the explorer.
 (() => {
   "use strict";
   const { sum, mean } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;

@@ -1,4 +1,4 @@
-// Plays the frames of `pfl_lite.plots.animate`: a slider and three buttons over pictures that are in the page.
+// Plays the frames of `pfl_lite.show.plots.animate`: a slider and three buttons over pictures that are in the page.
 (() => {
   "use strict";
   function mount(player) {
