@@ -28,7 +28,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError

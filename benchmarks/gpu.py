@@ -28,10 +28,10 @@ from engines import engine_round, memory, seconds
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from pfl_lite.config import make_config
 from pfl_lite.data.images import load
 from pfl_lite.engine import mapping
 from pfl_lite.engine.batching import groups, padding
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.protocols import EXPERIMENTS, TABLE2_SETTINGS

@@ -23,7 +23,7 @@ import torch
 from engines import machine
 from tqdm import tqdm
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.rounds import Simulation
 
 SAMPLED = 10

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pfl_lite.config import check_device
 from pfl_lite.data.images import datasets, load
-from pfl_lite.engine.config import check_device
 from pfl_lite.errors import InputError, unknown
 
 LENGTHS = {"quick": 1, "full": 10}

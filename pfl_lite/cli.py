@@ -82,7 +82,7 @@ def settings_of_a_run() -> dict[str, tuple[str, Any, str]]:
 
     They are read from its source, so that `--help` need not wait for torch.
     """
-    home = importlib.util.find_spec("pfl_lite.engine.config")
+    home = importlib.util.find_spec("pfl_lite.config")
     assert home is not None and home.origin is not None
     module = ast.parse(Path(home.origin).read_text(encoding="utf-8"))
     config = next(one for one in module.body if isinstance(one, ast.ClassDef) and one.name == "RunConfig")
@@ -389,7 +389,7 @@ def run(
             tell(f"{workers} workers on {cores} cores take turns: more than {cores} gain nothing")
     import torch
 
-    from pfl_lite.engine.config import make_config
+    from pfl_lite.config import make_config
     from pfl_lite.engine.rounds import Simulation
     from pfl_lite.files import write_json
 

@@ -15,10 +15,10 @@ from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import FAST, Dropped, five_clients, same, tiny_clients, train
 
+from pfl_lite.config import make_config
 from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batching import IDLE, PROBE, Room, groups, padded, padding
 from pfl_lite.engine.communication import traffic
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.convolution import Unfolded
 from pfl_lite.engine.mapping import in_order
 from pfl_lite.engine.replay import Again, Replay

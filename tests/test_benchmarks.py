@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 from tests.scripts import benchmark

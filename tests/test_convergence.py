@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy import FAST, five_clients, same, train
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.history import converged_in, has_converged
 from pfl_lite.engine.rounds import Simulation, trains_alike
 from pfl_lite.errors import InputError

@@ -12,8 +12,8 @@ import torch
 from toy import FAST, five_clients, same, train
 
 from pfl_lite import __version__
+from pfl_lite.config import make_config
 from pfl_lite.data.federation import make_federation
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, code_version, finite, load_model, run
 from pfl_lite.errors import InputError

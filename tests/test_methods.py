@@ -30,7 +30,7 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.engine.config import RunConfig, make_config
+from pfl_lite.config import RunConfig, make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.errors import InputError

@@ -26,7 +26,7 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.methods.pfedmb import project_onto_simplex
 

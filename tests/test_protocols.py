@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
 from pfl_lite.experiments import crews, sweep
 from pfl_lite.experiments.care import every_budget

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from toy import FAST, five_clients, row, same, train, work_of
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.local_sgd import epoch_orders
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError

@@ -15,8 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from pfl_lite.cli import app
+from pfl_lite.config import make_config
 from pfl_lite.engine import workers
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.local_sgd import LocalWork
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.engine.workers import Forked, shares
@@ -276,7 +276,7 @@ def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
 def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signals) -> None:
     script = (
         "import os, sys, time, torch\n"
-        "from pfl_lite.engine.config import make_config\n"
+        "from pfl_lite.config import make_config\n"
         "from pfl_lite.engine.rounds import Simulation\n"
         f"sim = Simulation(make_config('fedavg', **{SMALL!r}), workers=2)\n"
         "here = os.getpid()\n"

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.data.images import Card, Images
 from pfl_lite.data.partition import ClientIndices
-from pfl_lite.engine.config import make_config
 from pfl_lite.engine.mapping import LoopWork
 from pfl_lite.engine.rounds import Simulation, run
 from pfl_lite.models.network import Parts

@@ -36,7 +36,7 @@ HOMES = {
     "claims": "pfl_lite.experiments.claims:claims",
     "digits_like": "pfl_lite.data.images:load",
     "figure": "pfl_lite.experiments.figures:figure",
-    "make_config": "pfl_lite.engine.config:make_config",
+    "make_config": "pfl_lite.config:make_config",
     "partition": "pfl_lite.data.partition:partition",
     "sentences": "pfl_lite.experiments.sentences:checked",
     "Simulation": "pfl_lite.engine.rounds:Simulation",

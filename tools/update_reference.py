@@ -37,7 +37,7 @@ ROOMS = [
         "engine",
         "Engine",
         "Participation, batches, mapping over clients, evaluation, counting what travels, checkpoints.",
-        ["rounds", "config", "history"],
+        ["rounds", "history"],
     ),
     (
         "experiments",
@@ -55,7 +55,7 @@ ROOMS = [
         "",
         "The roof",
         "What a person touches, and small pieces that every room uses.",
-        ["cli", "chapter"],
+        ["config", "cli", "chapter"],
     ),
 ]
 

@@ -1,9 +1,8 @@
-"""Which clients are computed together, and what else says how a run is computed but not what it computes."""
+"""Which clients are computed together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -16,16 +15,6 @@ PROBE = 8
 """Clients in the first computation of a kind on a GPU, from which it is learned how much memory a client takes."""
 FILLED = 0.4
 """Share of a GPU's free memory that a computation may take: a recorded step holds its memory beside what ran before."""
-
-
-@dataclass(frozen=True)
-class Computing:
-    """How a run is computed; its numbers differ by rounding at most (see the settings of the same names in `RunConfig`)."""
-
-    clients_per_batch: int = 0
-    convolution: str = "auto"
-    graphs: bool = True
-    tf32: bool = True
 
 
 def padded(images: int, batch_size: int) -> int:

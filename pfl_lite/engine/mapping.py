@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip
-from pfl_lite.engine.batching import Computing, Room, groups
+from pfl_lite.engine.batching import Room, groups
 from pfl_lite.engine.convolution import NARROW, Unfolded
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork, on_device
 from pfl_lite.engine.replay import Graphs, Replay
@@ -103,10 +104,10 @@ class Mapping:
     work: type[LocalWork]
 
     def __init__(
-        self, network: Network, federation: Federation, seed: int, computing: Computing | None = None
+        self, network: Network, federation: Federation, seed: int, computing: ExecutionSettings | None = None
     ) -> None:
         self.network, self.federation, self.seed, self.images_trained = network, federation, seed, 0
-        self.computing = computing or Computing()
+        self.computing = computing or ExecutionSettings()
         self.device = federation.images.device
 
     def __call__(
@@ -182,7 +183,7 @@ class Vmap(Mapping):
     work = VmapWork
 
     def __init__(
-        self, network: Network, federation: Federation, seed: int, computing: Computing | None = None
+        self, network: Network, federation: Federation, seed: int, computing: ExecutionSettings | None = None
     ) -> None:
         super().__init__(network, federation, seed, computing)
         self.shelf, self.images_computed = Shelf(federation), 0

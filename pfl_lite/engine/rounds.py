@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from pfl_lite import __version__
+from pfl_lite.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.engine.communication import traffic
-from pfl_lite.engine.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
@@ -107,7 +107,7 @@ class Simulation:
             keyed=self.network.dropout or self.method.keyed,
             augment=config.augment,
         )
-        where = self.network, federation, config.seed, config.computing
+        where = self.network, federation, config.seed, config.execution
         self.map: Mapping = MAPPINGS[config.engine](*where) if workers == 1 else Forked(*where, workers)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.batching import Computing
 from pfl_lite.engine.local_sgd import LocalWork
 from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, in_order, together
 from pfl_lite.errors import InputError
@@ -41,7 +41,7 @@ class Forked(Loop):
     """
 
     def __init__(
-        self, network: Network, federation: Federation, seed: int, computing: Computing, workers: int
+        self, network: Network, federation: Federation, seed: int, computing: ExecutionSettings, workers: int
     ) -> None:
         super().__init__(network, federation, seed, computing)
         if torch.cuda.device_count():  # torch's threads for its gradients do not survive a fork

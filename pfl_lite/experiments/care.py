@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from pfl_lite.config import with_defaults
 from pfl_lite.data.images import datasets
-from pfl_lite.engine.config import with_defaults
 from pfl_lite.experiments.ledger import MACHINE_KEYS, Ledger, Run, flat
 from pfl_lite.experiments.protocols import (
     BUDGETS,

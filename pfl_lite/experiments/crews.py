@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pfl_lite.engine.config import RunConfig
+from pfl_lite.config import RunConfig
 from pfl_lite.errors import InputError
 
 CONNECT_SECONDS = 5.0

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from pfl_lite.engine.config import MACHINE_KEYS, with_defaults
+from pfl_lite.config import MACHINE_KEYS, with_defaults
 from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
 from pfl_lite.files import atomic_path, plain

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from pfl_lite.config import RunConfig, make_config
 from pfl_lite.data.images import load
-from pfl_lite.engine.config import RunConfig, make_config
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import InputError
 from pfl_lite.experiments.crews import Cluster, Key, Machine, Report, Task, WorkerDied

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_lite.engine.config import with_defaults
+from pfl_lite.config import with_defaults
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.experiments.ledger import Ledger, Run, flat, reached

@@ -172,6 +172,25 @@ class Work(Protocol):
         """Mean cross-entropy on the validation images; on the training images where the client has no others."""
 
 
+class RunSettings(Protocol):
+    """What a method may ask of a run's configuration (`pfl_lite.config.RunConfig`, which has all settings)."""
+
+    @property
+    def clients(self) -> int: ...  # N
+    @property
+    def rounds(self) -> int: ...  # T
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def ft_epochs(self) -> int: ...
+    @property
+    def engine(self) -> str: ...
+    def resolved(self) -> RunSettings:
+        """The same settings with every `auto` replaced by what it means."""
+
+
 class Round(NamedTuple):
     """What the server knows of one round: its number (from 1), the ids [S] and training sizes [S] of those who took part,
     how many clients could have (N), and the run's seed.
@@ -344,11 +363,11 @@ class Method:
 
     # ---- whether a run fits ---------------------------------------------------------------------------------------
 
-    def check_run(self, run: Any) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         """Look at the run's settings: raise an InputError for what cannot be, return one sentence of advice or None."""
         return None
 
-    def check_clients(self, sizes: Tensor, run: Any) -> str | None:
+    def check_clients(self, sizes: Tensor, run: RunSettings) -> str | None:
         """Look at training sizes [N] and the run's settings before the first round: one sentence for the reader, or None."""
         return None
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Batch, Method, Work, check_at_least, select, stack
+from pfl_lite.methods.base import Batch, Method, RunSettings, Work, check_at_least, select, stack
 from pfl_lite.methods.clusters import losses_of_all, training_losses
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
 from pfl_lite.models.network import Predictor
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class FedEM(Method):
     def __post_init__(self) -> None:
         check_at_least(self.name, components=(self.components, 1))
 
-    def check_run(self, run: RunConfig) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         if run.ft_epochs:
             raise InputError(
                 "fedem scores a mixture, which has no single model to fine-tune: leave ft_epochs at 0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from pfl_lite.methods.base import (
     Carry,
     Method,
     Round,
+    RunSettings,
     Work,
     check_at_least,
     check_choice,
@@ -36,9 +37,6 @@ from pfl_lite.models.network import Predictor, layers_of
 from pfl_lite.models.router import Router, concrete
 from pfl_lite.models.training import fold
 from pfl_lite.seeds import generator
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.config import RunConfig
 
 MOST_DECISIONS = 1_000_000
 
@@ -124,7 +122,7 @@ class FedMN(Method):
             routing=(self.routing, ("learned", "random", "all")),
         )
 
-    def check_run(self, run: RunConfig) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         if run.rounds <= self.pretrain:
             raise InputError(f"fedmn: rounds must be more than pretrain ({self.pretrain}), not {run.rounds}")
         if self.in_turns and run.resolved().engine == "vmap":

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method, Round, Work, check_at_least, select
+from pfl_lite.methods.base import Method, Round, RunSettings, Work, check_at_least, select
 from pfl_lite.methods.clusters import best_model, mean_by_cluster
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class IFCA(Method):
     def __post_init__(self) -> None:
         check_at_least(self.name, clusters=(self.clusters, 1), draw=(self.draw, 0))
 
-    def check_run(self, run: RunConfig) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         if self.clusters > run.clients:
             raise InputError(
                 f"ifca: clusters must be at most the number of clients ({run.clients}), not {self.clusters}"

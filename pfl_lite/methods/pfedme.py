@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from pfl_lite.methods.base import (
     Carry,
     Method,
     Round,
+    RunSettings,
     Work,
     check_at_least,
     check_positive,
@@ -20,9 +21,6 @@ from pfl_lite.methods.base import (
 )
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class PFedMe(Method):
         check_at_least(self.name, lam=(self.lam, 0), inner_steps=(self.inner_steps, 1), beta=(self.beta, 0))
         check_positive(self.name, inner_lr=self.inner_lr)
 
-    def check_run(self, run: RunConfig) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         inner = self.inner_lr * self.lam
         factor = abs(
             (1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps

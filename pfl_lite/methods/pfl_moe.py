@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_lite.methods.base import Batch, Carry, Work, check_at_least, check_choice, pack, stack, unpack
+from pfl_lite.methods.base import (
+    Batch,
+    Carry,
+    RunSettings,
+    Work,
+    check_at_least,
+    check_choice,
+    pack,
+    stack,
+    unpack,
+)
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.gate import FIXED_BIAS, GateOptimizer, fresh_gate, gate_logit
 from pfl_lite.methods.split import Cut
@@ -65,7 +75,7 @@ class PFLMoE(FedAvg):
         )
         check_at_least(self.name, gate_lr=(self.gate_lr, 0), gate_decay=(self.gate_decay, 0))
 
-    def check_clients(self, sizes: Tensor, run: Any) -> str | None:
+    def check_clients(self, sizes: Tensor, run: RunSettings) -> str | None:
         few = int((sizes < SMALLEST).sum())
         if self.gate != "learned" or not run.ft_epochs or not few:
             return None

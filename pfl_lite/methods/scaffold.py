@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
-from pfl_lite.methods.base import Batch, Round, Work, check_choice, check_positive, pack, stack, unpack
+from pfl_lite.methods.base import (
+    Batch,
+    Round,
+    RunSettings,
+    Work,
+    check_choice,
+    check_positive,
+    pack,
+    stack,
+    unpack,
+)
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Scaffold(FedAvg):
         check_positive(self.name, server_lr=self.server_lr)
         check_choice(self.name, control=(self.control, ("on", "off")))
 
-    def check_run(self, run: RunConfig) -> str | None:
+    def check_run(self, run: RunSettings) -> str | None:
         if self.control == "off" or not run.momentum:
             return None
         return (

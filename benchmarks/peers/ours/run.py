@@ -10,7 +10,7 @@ import torch
 from engines import Setting, workers_rate
 from work import Clock, Work
 
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.rounds import Simulation, versions
 
 BARE = {"bare": "bare loop", "bare-channels-last": "bare loop, channels-last"}

@@ -11,10 +11,10 @@ import torch
 
 from pfl_lite.data.images import SPLITS
 from pfl_lite.data.partition import is_file, pinned
-from pfl_lite.engine.batching import Computing
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
 from pfl_lite.methods.base import check_choice
+from pfl_lite.models import auto_network
 
 SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("batch_size", lambda value: value >= 1, "1 or more"),
@@ -25,9 +25,21 @@ SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 )
 """What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
 TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in SGD_BOUNDS))
-MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(Computing))}
-"""Settings of where and how a run is computed: it is the same run, whatever they say."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """How a run is computed; its numbers differ by rounding at most (see the settings of the same names in `RunConfig`)."""
+
+    clients_per_batch: int = 0
+    convolution: str = "auto"
+    graphs: bool = True
+    tf32: bool = True
+
+
+MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(ExecutionSettings))}
+"""Settings of where and how a run is computed: it is the same run, whatever they say."""
 
 
 @dataclass(frozen=True)
@@ -170,21 +182,19 @@ class RunConfig:
         return factors
 
     @property
-    def computing(self) -> Computing:
+    def execution(self) -> ExecutionSettings:
         """How the run is computed."""
-        return Computing(**{f.name: getattr(self, f.name) for f in fields(Computing)})
+        return ExecutionSettings(**{f.name: getattr(self, f.name) for f in fields(ExecutionSettings)})
 
     def resolved(self, size: int | None = None) -> RunConfig:
         """The same run with every `auto` replaced by what it means here, for images of a `size` if that is given already.
 
         A partition's file is pinned to its content: two runs of one configuration have the same clients.
         """
-        from pfl_lite.models import auto_network
-
         device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         engine = self.engine if self.engine != "auto" else ("vmap" if device == "cuda" else "loop")
         for name in ("clients_per_batch", "convolution"):
-            if engine == "loop" and getattr(self, name) != getattr(Computing, name):
+            if engine == "loop" and getattr(self, name) != getattr(ExecutionSettings, name):
                 raise InputError(f"{name} belongs to the engine vmap: leave it out, or use --engine vmap")
         return replace(
             self,
