@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from pfl_lite import __version__
-from pfl_lite.engine.config import make_config
+from pfl_lite.config import make_config
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
 
