@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test site pdf course mutations lab lint format chapters reference colab environment clean distclean lock
+.PHONY: help book test site pdf map course mutations lab lint format chapters reference colab environment clean distclean lock
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -68,8 +68,12 @@ format: environment ## let ruff mend and lay out the code
 chapters: environment ## run chapters and keep their outputs in book/ (all, or NAMES="pfedmb notation")
 	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS)
 
-reference: environment ## write the reference pages that describe the code, from the code
+reference: environment ## write what is made from the code: reference pages, the methods' cards
 	@$(PY) tools/update_reference.py
+	@$(PY) tools/update_cards.py
+
+map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
+	@$(PY) tools/make_map.py
 
 colab: environment ## let chapters install the package where it is missing, once the repository has a public remote
 	@$(PY) tools/add_install_cell.py

@@ -1,0 +1,443 @@
+"""One card for every method, drawn from one short entry: what the server holds, what travels, what stays in an office.
+
+A new method gets an entry in `CARDS`; `make reference` then draws its card and puts it into its chapter, the glossary and the map
+of the methods.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+
+from pfl_lite.plots import METHOD_LABELS
+from pfl_lite.show.offices import OFFICES, SHARED, Office
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A thing that the server or an office holds, drawn as one small box."""
+
+    label: str
+    own: bool = False
+    """It belongs to one office, whose color it has; otherwise it is the same for all, and blue."""
+    travels: bool = False
+    """It goes down or up in a round, and is hatched."""
+
+
+def shared(label: str) -> Piece:
+    """The same for all, and it travels."""
+    return Piece(label, travels=True)
+
+
+def fixed(label: str) -> Piece:
+    """The same for all, and it stays where it is."""
+    return Piece(label)
+
+
+def own(label: str) -> Piece:
+    """An office's own, and it stays."""
+    return Piece(label, own=True)
+
+
+def sent(label: str) -> Piece:
+    """An office's own, and it travels."""
+    return Piece(label, own=True, travels=True)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A method in the drawn language of the book."""
+
+    family: str
+    chapter: str
+    """The file of its chapter."""
+    says: str
+    """The idea, in a line."""
+    server: tuple[Piece, ...]
+    office: tuple[Piece, ...]
+    down: str
+    """What goes to an office in a round; empty if nothing does."""
+    up: str
+    learns: str
+    when: str
+    """When a model becomes one office's own."""
+    knob: str
+    cost: str
+
+
+MODEL = (shared("model"),)
+FIRST, CENTER, PART, TIE = "Foundations", "Pull to the center", "Share a part", "Two models, one tie"
+GROUPS, NEIGHBOURS, MIXTURES, GATE = "Groups", "Neighbors", "Mixtures", "A gate"
+WRITTEN, MODULES = "Generated", "Modules"
+THREE, DRIFT, TIES, MOE = (
+    "one-model-or-many",
+    "pulling-towards-the-centre",
+    "two-models-one-tie",
+    "a-gate-between-two-experts",
+)
+
+CARDS: dict[str, Card] = {
+    "local": Card(
+        FIRST, THREE, "Every office learns alone.", (), (own("model"),), "", "",
+        learns="one model per office, from its own mail", when="from the first step",
+        knob="none", cost="no traffic at all",
+    ),
+    "fedavg": Card(
+        FIRST, "federated-learning-in-twenty-lines", "Everyone trains a copy; the server averages the copies.", MODEL, MODEL,
+        "model", "model",
+        learns="one model for all", when="never: every office gets the same",
+        knob="local epochs E", cost="1 model down, 1 up",
+    ),
+    "pfl_ft": Card(
+        FIRST, THREE, "FedAvg; then every office tunes its own copy.", MODEL, (shared("model"), own("tuned copy")),
+        "model", "model",
+        learns="one model for all, then a copy per office", when="after the last round",
+        knob="epochs of tuning", cost="FedAvg's traffic, some epochs more",
+    ),
+    "fedprox": Card(
+        CENTER, DRIFT, "FedAvg with a rubber band to the server's model.", MODEL, MODEL, "model", "model",
+        learns="one model for all", when="never",
+        knob="μ, strength of the band", cost="1 model down, 1 up",
+    ),
+    "scaffold": Card(
+        CENTER, DRIFT, "Each step is corrected by how this office differs.", (shared("model"), shared("drift")),
+        (shared("model"), own("own drift")), "model, drift", "changes of both",
+        learns="one model, and every drift", when="never",
+        knob="the server's step", cost="2 models down, 2 up",
+    ),
+    "moon": Card(
+        CENTER, DRIFT, "Features stay near the server's, away from one's last.", MODEL, (shared("model"), own("last model")),
+        "model", "model",
+        learns="one model for all", when="never",
+        knob="μ, weight of the contrast", cost="1 model each way, 3 forward passes",
+    ),
+    "fedper": Card(
+        PART, "sharing-a-part", "A shared base under a private head.", (shared("base"),), (shared("base"), own("head")),
+        "base", "base",
+        learns="a base for all and a head per office, at once", when="during training",
+        knob="where to cut the network", cost="less than a model each way",
+    ),
+    "fedrep": Card(
+        PART, "sharing-a-part", "FedPer in turns: first the head, then the base.", (shared("base"),),
+        (shared("base"), own("head")),
+        "base", "base",
+        learns="a head per office, then the base for all", when="during training",
+        knob="epochs on the head; the cut", cost="FedPer's traffic, more epochs",
+    ),
+    "lg_fedavg": Card(
+        PART, "sharing-a-part", "A private base under a shared head.", (shared("head"),), (own("base"), shared("head")),
+        "head", "head",
+        learns="a base per office and a head for all", when="during training",
+        knob="where to cut the network", cost="the top of a model each way",
+    ),
+    "pfl_fb": Card(
+        PART, "sharing-a-part", "FedAvg; then every office tunes its top layers.", MODEL,
+        (shared("model"), own("tuned head")), "model", "model",
+        learns="one model for all, then a head per office", when="after the last round",
+        knob="epochs of tuning; the cut", cost="FedAvg's traffic, some epochs more",
+    ),
+    "pfedme": Card(
+        TIE, TIES, "An own model on a leash; the server's follows it.", MODEL, (shared("model"), own("own model")),
+        "model", "model",
+        learns="an own model; a common one follows it", when="during training",
+        knob="λ, strength of the tie", cost="1 model each way, K times the work",
+    ),
+    "ditto": Card(
+        TIE, TIES, "FedAvg, and a second model pulled toward it.", MODEL, (shared("model"), own("own model")),
+        "model", "model",
+        learns="a model for all and a second per office", when="during training",
+        knob="λ, strength of the pull", cost="1 model each way, twice the work",
+    ),
+    "apfl": Card(
+        TIE, TIES, "Use a mix of the common model and an own one.", MODEL,
+        (shared("model"), own("own model"), own("share α")), "model", "model",
+        learns="both models, and the share of the own one", when="during training",
+        knob="α at the start", cost="1 model each way, twice the work",
+    ),
+    "perfedavg": Card(
+        TIE, TIES, "Learn a start from which one step is enough.", MODEL, (shared("model"), own("one step on")), "model", "model",
+        learns="one start for all", when="when it is used: one step",
+        knob="rate of that step", cost="1 model each way, twice the gradients",
+    ),
+    "ifca": Card(
+        GROUPS, "clusters", "k models compete; each office picks the best.", (shared("1"), shared("2"), shared("3")),
+        (shared("1, 2, 3"), own("its choice")), "k models", "1 model",
+        learns="k models, and who uses which", when="during training, by group",
+        knob="k, how many groups", cost="k models down, 1 up",
+    ),
+    "cfl": Card(
+        GROUPS, "clusters", "Start as one group; split where updates disagree.", (shared("group a"), shared("group b")),
+        (shared("group's model"),), "model", "model",
+        learns="a model per group, and the groups", when="from the first split on",
+        knob="when to split: ε₁, ε₂", cost="1 model down, 1 up",
+    ),
+    "fedfomo": Card(
+        NEIGHBOURS, "neighbours", "Try the others' models, and move toward good ones.", (sent("models"),),
+        (sent("own model"), own("weights")), "others' models", "own model",
+        learns="a model per office, and whom to trust", when="during training",
+        knob="M, models to try", cost="M − 1 models down, 1 up",
+    ),
+    "fedamp": Card(
+        NEIGHBOURS, "neighbours", "The server mixes the models most like one's own.", (sent("models"),),
+        (sent("own model"), sent("its mix")), "its mix", "own model",
+        learns="a model per office, and who is similar", when="during training",
+        knob="λ, and σ of the attention", cost="1 model down, 1 up",
+    ),
+    "fedem": Card(
+        MIXTURES, "mixtures", "Every office is a blend of the same few models.", (shared("1"), shared("2"), shared("3")),
+        (shared("1, 2, 3"), own("blend π")), "M models", "M models",
+        learns="M models, and a blend per office", when="during training, by the blend",
+        knob="M, how many models", cost="M models each way, M times the work",
+    ),
+    "pfl_moe": Card(
+        GATE, MOE, "A gate picks, image by image: common or own model.", MODEL,
+        (shared("model"), own("tuned model"), own("gate")), "model", "model",
+        learns="one model for all; expert and gate per office", when="after the last round",
+        knob="rates of expert and gate", cost="FedAvg's traffic, two trainings more",
+    ),
+    "pfl_mf": Card(
+        GATE, MOE, "PFL-MoE with a common base; the gate reads pixels.", MODEL,
+        (shared("model"), own("tuned head"), own("pixel gate")), "model", "model",
+        learns="one model for all; head and gate per office", when="after the last round",
+        knob="where to cut the network", cost="FedAvg's traffic, small trainings more",
+    ),
+    "pfl_mfe": Card(
+        GATE, MOE, "PFL-MF whose gate reads features, not pixels.", MODEL,
+        (shared("model"), own("tuned head"), own("feature gate")), "model", "model",
+        learns="one model for all; head and gate per office", when="after the last round",
+        knob="where to cut the network", cost="FedAvg's traffic, small trainings more",
+    ),
+    "pfedhn": Card(
+        WRITTEN, "generated-models", "A network at the server writes each office's network.",
+        (fixed("hypernetwork"), own("embeddings")), (sent("own model"),), "own model", "its change",
+        learns="the writer, and an embedding per office", when="as it is written",
+        knob="size of the embedding", cost="1 model down, 1 up; work at the server",
+    ),
+    "fedmn": Card(
+        MODULES, "assembling-a-network-per-client", "Each office assembles its network from a pool of blocks.",
+        (shared("blocks"), shared("router")), (shared("chosen blocks"), shared("router"), own("its data choose")),
+        "blocks, router", "blocks, router",
+        learns="a pool of blocks, and a router", when="as the data choose the blocks",
+        knob="how many blocks per layer", cost="the chosen blocks and the router",
+    ),
+    "pfedmb": Card(
+        MODULES, "pfedmb", "Shared branches in every layer; each office mixes.",
+        (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), own("mix α")),
+        "B branches", "B branches",
+        learns="branches for all, a mix per office", when="during training, by the mix",
+        knob="B, branches per layer", cost="B models each way, twice the work",
+    ),
+}  # fmt: skip
+"""The methods in the order of the course."""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+INK, SOFT, LINE, GROUND = "#1f2937", "#4b5563", "#c9d0d9", "#f7f8fa"
+WIDTH, HEIGHT = 560, 500
+FACTS = {
+    "learns": "What is learned",
+    "when": "When it becomes personal",
+    "knob": "The knob",
+    "cost": "Cost per office and round",
+}
+LINE_OF = 27  # letters that a line of a fact has room for
+SHOWN = OFFICES[:3]
+KEY = "Hatched: travels in every round. Solid: stays. Blue: shared by all offices. Another color: one office's own."
+
+
+def families() -> Iterator[tuple[str, list[str]]]:
+    """Every family with its methods, in the order of the course."""
+    for family, methods in groupby(CARDS, lambda method: CARDS[method].family):
+        yield family, list(methods)
+
+
+def words(method: str) -> str:
+    """A card for those who cannot see it."""
+    card = CARDS[method]
+    server = ", ".join(piece.label for piece in card.server) or "nothing"
+    office = ", ".join(f"{piece.label} ({_kind(piece)})" for piece in card.office)
+    route = f"Down: {card.down}. Up: {card.up}." if card.down else "Nothing travels."
+    facts = " ".join(f"{title}: {getattr(card, name)}." for name, title in FACTS.items())
+    return f"{METHOD_LABELS[method]}. {card.says} Server: {server}. {route} Office: {office}. {facts}"
+
+
+def svg(method: str) -> str:
+    """A card as a picture of its own."""
+    title = escape(METHOD_LABELS[method])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'aria-labelledby="t d" font-family="{FONT}">\n<title id="t">{title}</title>\n'
+        f'<desc id="d">{escape(words(method))}</desc>\n{_patterns()}\n{drawn(method)}\n</svg>\n'
+    )
+
+
+def poster() -> str:
+    """All cards on one A3 sheet: the map of the methods."""
+    across, gap, top, edge = 6, 26, 230, 60
+    methods = list(CARDS)
+    rows = -(-len(methods) // across)
+    wide, high = 2 * edge + across * (WIDTH + gap) - gap, top + edge + rows * (HEIGHT + gap) - gap
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="t d" '
+        f'font-family="{FONT}">\n<title id="t">Map of the methods</title>\n<desc id="d">{len(methods)} cards, one per method, in '
+        f"the order of the course.</desc>\n{_patterns()}",
+        f'<rect width="{wide}" height="{high}" fill="#ffffff"/>',
+        _text(edge, 116, "Map of the methods", 76, weight=700),
+        _text(
+            edge,
+            178,
+            "Personalized federated learning, by running it: the server above, offices below",
+            36,
+            SOFT,
+        ),
+        f'<g transform="translate({wide - edge - 1370} 82) scale(2.25)">{legend(0)}</g>',
+    ]
+    for place, method in enumerate(methods):
+        x, y = edge + place % across * (WIDTH + gap), top + place // across * (HEIGHT + gap)
+        parts.append(f'<g transform="translate({x} {y})">\n{drawn(method)}\n</g>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def key() -> str:
+    """What colors and hatching mean, as a picture of its own."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 44" width="620" height="44" role="img" aria-labelledby="t" '
+        f'font-family="{FONT}">\n<title id="t">{KEY}</title>\n{_patterns()}\n'
+        f'<rect x="1" y="1" width="618" height="42" rx="12" fill="{GROUND}" stroke="{LINE}" stroke-width="1.5"/>\n'
+        f'<g transform="translate(14 0)">{legend(13)}</g>\n</svg>\n'
+    )
+
+
+def drawn(method: str) -> str:
+    """What a card shows, without a frame of its own; the patterns of the hatching must be on the page."""
+    card = CARDS[method]
+    parts = [
+        f'<rect x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="16" fill="{GROUND}" stroke="{LINE}" '
+        'stroke-width="1.5"/>',
+        _text(24, 40, METHOD_LABELS[method], 25, weight=700),
+        _text(WIDTH - 24, 38, card.family, 16, SOFT, anchor="end"),
+        _text(24, 67, card.says, 17.5, SOFT),
+    ]
+    parts += _server(card)
+    for number, office in enumerate(SHOWN):
+        parts += _office(card, office, 24 + number * 180)
+    for number, (name, title) in enumerate(FACTS.items()):
+        x, y = 24 + number % 2 * 268, 371 + number // 2 * 66
+        parts.append(_text(x, y, title, 14.5, SOFT, weight=600))
+        parts += [
+            _text(x, y + 20 + 19 * row, line, 16.5) for row, line in enumerate(lines(getattr(card, name)))
+        ]
+    return "\n".join(parts)
+
+
+def lines(fact: str) -> list[str]:
+    """A fact as the lines of a card."""
+    return textwrap.wrap(fact, LINE_OF)
+
+
+def _kind(piece: Piece) -> str:
+    """What a piece's look means, in words."""
+    return ("its own" if piece.own else "shared") + (", travels" if piece.travels else ", stays")
+
+
+def _text(
+    x: float, y: float, words: str, size: float, fill: str = INK, *, weight: int = 400, anchor: str = "start"
+) -> str:
+    """A line of text."""
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}">'
+        f"{escape(words, quote=False)}</text>"
+    )
+
+
+def _hatch(colour: str) -> str:
+    """The name of a color's hatching."""
+    return f"h{colour.removeprefix('#')}"
+
+
+def _patterns() -> str:
+    """The hatchings that cards refer to."""
+    return "<defs>" + "".join(
+        f'<pattern id="{_hatch(colour)}" width="9" height="9" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="9" height="9" fill="#ffffff"/><rect width="3.6" height="9" fill="{colour}" fill-opacity="0.62"/></pattern>'
+        for colour in (SHARED, *(office.colour for office in SHOWN))
+    ) + "</defs>"  # fmt: skip
+
+
+def _box(
+    piece: Piece, colours: Sequence[str], x: float, y: float, width: float, height: float = 27
+) -> Iterator[str]:
+    """A piece, in as many colors as it has owners side by side."""
+    part = width / len(colours)
+    for number, colour in enumerate(colours):
+        fill = f"url(#{_hatch(colour)})" if piece.travels else colour
+        yield (
+            f'<rect x="{x + number * part:g}" y="{y:g}" width="{part:g}" height="{height:g}" rx="6" fill="{fill}" '
+            f'stroke="{colour}" stroke-width="1.5"/>'
+        )
+    # A plate under the words, so that they read on hatching and on every color.
+    plate = min(9.4 * len(piece.label) + 12, width - 8)
+    yield (
+        f'<rect x="{x + (width - plate) / 2:g}" y="{y + 4:g}" width="{plate:g}" height="{height - 8:g}" rx="4" fill="#ffffff" '
+        'fill-opacity="0.94"/>'
+    )
+    yield _text(x + width / 2, y + height / 2 + 5.5, piece.label, 15.5, weight=600, anchor="middle")
+
+
+def _server(card: Card) -> Iterator[str]:
+    """The server's box, and the arrows under it."""
+    if not card.server:
+        yield (
+            f'<rect x="74" y="84" width="412" height="66" rx="12" fill="none" stroke="{LINE}" stroke-width="1.5" '
+            'stroke-dasharray="6 6"/>'
+        )
+        yield _text(280, 123, "no server is needed", 16.5, SOFT, anchor="middle")
+        return
+    yield f'<rect x="74" y="84" width="412" height="66" rx="12" fill="#ffffff" stroke="{LINE}" stroke-width="1.5"/>'
+    yield _text(90, 123, "Server", 17, weight=600)
+    room = 316 / len(card.server)
+    width = min(room - 8, 150)
+    for number, piece in enumerate(card.server):
+        colours = [office.colour for office in SHOWN] if piece.own else [SHARED]
+        yield from _box(
+            piece, colours, 480 - room * (len(card.server) - number) + room - width - 8, 104, width
+        )
+    arrow = 'fill="none" stroke="#6b7684" stroke-width="2"'
+    for number in range(3):
+        x = 24 + number * 180 + 76
+        start = 280 + (x - 280) * 0.55
+        yield f'<path d="M{start - 8:g} 151 C {start - 8:g} 180, {x - 12} 170, {x - 12} 209" {arrow}/>'
+        yield f'<path d="M{x - 18} 206 l6 10 l6 -10 z" fill="#6b7684"/>'
+        yield f'<path d="M{x + 12} 217 C {x + 12} 182, {start + 8:g} 188, {start + 8:g} 161" {arrow} stroke-dasharray="5 5"/>'
+        yield f'<path d="M{start + 2:g} 162 l6 -10 l6 10 z" fill="#6b7684"/>'
+    yield _text(194, 209, "↓ " + card.down, 15, SOFT, anchor="middle")
+    yield _text(366, 209, "↑ " + card.up, 15, SOFT, anchor="middle")
+
+
+def _office(card: Card, office: Office, x: float) -> Iterator[str]:
+    """An office's box."""
+    yield f'<rect x="{x:g}" y="219" width="152" height="126" rx="12" fill="#ffffff" stroke="{LINE}" stroke-width="1.5"/>'
+    yield f'<circle cx="{x + 20:g}" cy="237" r="7" fill="{office.colour}"/>'
+    yield _text(x + 33, 242.5, office.name, 16, weight=600)
+    for number, piece in enumerate(card.office):
+        yield from _box(piece, [office.colour if piece.own else SHARED], x + 10, 252 + 30 * number, 132)
+
+
+def legend(y: float) -> str:
+    """What colors and hatching mean."""
+    first = SHOWN[0].colour
+    entries = (
+        (True, SHARED, "shared, travels"), (False, SHARED, "shared, stays"),
+        (True, first, "own, travels"), (False, first, "own, stays"),
+    )  # fmt: skip
+    parts = []
+    for number, (travels, colour, words) in enumerate(entries):
+        fill = f"url(#{_hatch(colour)})" if travels else colour
+        x = number * 152
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="24" height="17" rx="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        parts.append(_text(x + 30, y + 14, words, 14.5, SOFT))
+    return "".join(parts)

@@ -1,0 +1,129 @@
+"""Draw the methods' cards and put them where the book shows them: pictures, the map, the glossary's gallery, the chapters."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pfl_lite.plots import METHOD_LABELS
+from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "figures/cards"
+CELL = "cards"  # the id of a chapter's cell of cards
+WAITING = {"assembling-a-network-per-client"}  # being rewritten: its card goes in with the new text
+
+MAP = """\
+# Map of the methods
+
+Every method of this book answers one question: *what is shared, and what stays?* The map puts all {count} answers side by side,
+in the order of the course. On a card the server stands above and three offices below; what is hatched travels in every round,
+what is blue is the same for all, and what has an office's color is that office's own.
+
+```{{figure}} {folder}/map-of-methods.svg
+:name: fig-map-of-methods
+:alt: {count} small cards in rows, one per method. Each card is repeated in the glossary, with words for what it shows.
+:class: dark-light
+
+All methods on one sheet. What to see: from left to right and from top to bottom, less and less is the same for all. Open
+{{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
+```
+
+## The same as a table
+
+Traffic is per office and round, in models of the size of one office's network.
+
+{table}
+
+The cards one by one: [in the glossary](sec-cards). What to try first: [Which method when](which-method-when).
+"""
+
+
+def image(method: str) -> str:
+    """A card in a page."""
+    return f"![{words(method)}]({FOLDER}/card-{method}.svg)"
+
+
+def grid(methods: list[str]) -> str:
+    """Cards side by side where there is room."""
+    items = "\n".join(f":::{{grid-item}}\n{image(method)}\n:::" for method in methods)
+    return f"::::{{grid}} 1 1 2 2\n:gutter: 2\n\n{items}\n::::"
+
+
+def gallery() -> str:
+    """All cards, family by family."""
+    parts = [f"![{KEY}]({FOLDER}/key.svg)"]
+    for family, methods in families():
+        parts += [f"### {family}", grid(methods)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table() -> str:
+    """What the cards say, in rows."""
+    columns = [title.removesuffix(" per office and round") for title in FACTS.values()]
+    lines = [f"| Method | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
+    for method, card in CARDS.items():
+        facts = " | ".join(getattr(card, name) for name in FACTS)
+        lines.append(f"| [{METHOD_LABELS[method]}]({card.chapter}) | {facts} |")
+    return "\n".join(lines)
+
+
+def cell(chapter: str) -> str:
+    """The cell of a chapter that shows its methods' cards."""
+    methods = [method for method, card in CARDS.items() if card.chapter == chapter]
+    shown = image(methods[0]) if len(methods) == 1 else grid(methods)
+    return (
+        f"{shown}\n\n*On a card, what is hatched travels in every round, what is blue is shared, and what has an office's color "
+        "is that office's own. All methods side by side: [the map](map-of-methods).*"
+    )
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Every file that is made of the cards, with what belongs in it."""
+    folder = ROOT / "book" / FOLDER
+    for method in CARDS:
+        yield folder / f"card-{method}.svg", svg(method)
+    yield folder / "map-of-methods.svg", poster()
+    yield folder / "key.svg", key()
+    yield folder / "gallery.txt", gallery()
+    yield ROOT / "book/map-of-methods.md", MAP.format(count=len(CARDS), folder=FOLDER, table=table())
+    chapters = dict.fromkeys(card.chapter for card in CARDS.values())
+    for chapter in [name for name in chapters if name not in WAITING]:
+        path = ROOT / f"book/{chapter}.ipynb"
+        yield path, with_cards(path.read_text(encoding="utf-8"), cell(chapter))
+
+
+def with_cards(stored: str, source: str) -> str:
+    """A chapter with its cell of cards, behind its first cell if it has none yet; nothing else changes."""
+    notebook = json.loads(stored)
+    lines = source.splitlines(keepends=True)
+    new = {"cell_type": "markdown", "id": CELL, "metadata": {}, "source": lines}
+    places = [number for number, one in enumerate(notebook["cells"]) if one["id"] == CELL]
+    notebook["cells"][slice(places[0], places[0] + 1) if places else slice(1, 1)] = [new]
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the files, or with --check only say which are outdated."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is outdated")
+    check, outdated = parser.parse_args().check, 0
+    for path, content in files():
+        if path.is_file() and path.read_text(encoding="utf-8") == content:
+            continue
+        outdated += 1
+        name = path.relative_to(ROOT)
+        if check:
+            print(f"{name} is not up to date: make reference")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+            print(f"wrote {name}")
+    return 1 if check and outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
