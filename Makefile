@@ -68,9 +68,9 @@ format: environment ## let ruff mend and lay out the code
 chapters: environment ## run chapters and keep their outputs in book/ (all, or NAMES="pfedmb notation")
 	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS)
 
-reference: environment ## write what is made from the code: reference pages, the methods' cards
+reference: environment ## write what is made from the code: reference pages, methods' cards, playgrounds
 	@$(PY) tools/update_reference.py
-	@$(PY) tools/update_cards.py
+	@$(PY) tools/update_pictures.py
 
 map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
 	@$(PY) tools/make_map.py

@@ -19,6 +19,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
 
 from pfl_lite.data.images import load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
@@ -390,3 +391,80 @@ def test_a_player_plays(driver: webdriver.Chrome, go: Callable[..., None]) -> No
         play,
     )
     assert now() == names[-1], "it stops at the end"
+
+
+def changed(driver: webdriver.Chrome, part: WebElement, before: str) -> None:
+    """Wait until a part of the page shows something else, and fail if it does not."""
+    WebDriverWait(driver, 20).until(lambda _: part.text != before)
+
+
+def test_the_server_moves_by_keyboard_alone(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("be-the-server")
+    widget = driver.find_element(By.CSS_SELECTOR, ".pfl-play")
+    numbers = widget.find_element(By.CSS_SELECTOR, "dl")
+    for method in widget.find_elements(By.CSS_SELECTOR, "[name=method]"):
+        driver.execute_script("arguments[0].click()", method)
+        before = numbers.text
+        widget.find_element(By.CSS_SELECTOR, "[name=round]").send_keys(Keys.ENTER)
+        assert numbers.text != before, f"{method.get_attribute('value')} stands still"
+    office = widget.find_element(By.CSS_SELECTOR, '[data-office="1"]')
+    named = office.get_attribute("aria-label")
+    office.send_keys(Keys.ARROW_LEFT)
+    moved = widget.find_element(By.CSS_SELECTOR, '[data-office="1"]')
+    assert moved.get_attribute("aria-label") != named and moved == driver.switch_to.active_element
+    for slider in widget.find_elements(By.CSS_SELECTOR, "input[type=range]"):
+        if slider.is_displayed():
+            before = shown_in(widget)
+            slider.send_keys(Keys.ARROW_RIGHT)
+            assert shown_in(widget) != before, slider.get_attribute("name")
+
+
+def shown_in(widget: WebElement) -> str:
+    """All that a playground shows, its controls' values included."""
+    return str(widget.get_attribute("innerHTML"))
+
+
+def test_a_federation_trains_in_the_page(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("train-a-federation")
+    widget = driver.find_element(By.CSS_SELECTOR, ".pfl-play")
+    table = widget.find_element(By.CSS_SELECTOR, "table")
+
+    def means() -> dict[str, int]:
+        rows = [row.text.split() for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")]
+        cells = table.find_elements(By.CSS_SELECTOR, "td.mean")
+        return {row[0]: int(cell.text) for row, cell in zip(rows, cells, strict=True)}
+
+    select = widget.find_element(By.CSS_SELECTOR, "[name=kind]")
+    mail = widget.find_element(By.CSS_SELECTOR, ".mail").text
+    driver.execute_script(
+        "arguments[0].value = 'concept'; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))",
+        select,
+    )
+    assert widget.find_element(By.CSS_SELECTOR, ".mail").text != mail
+    assert len(widget.find_elements(By.CSS_SELECTOR, ".mail li")) == 8
+    before, said = means(), table.text
+    widget.find_element(By.CSS_SELECTOR, "[name=round]").send_keys(Keys.ENTER)
+    changed(driver, table, said)
+    assert "round 1" in table.text and means() != before
+    widget.find_element(By.CSS_SELECTOR, "[name=play]").send_keys(Keys.ENTER)
+    WebDriverWait(driver, 120).until(lambda _: "round 20" in table.text)
+    assert means()["IFCA"] > means()["FedAvg"] + 20, "one model cannot read the digits of two countries"
+    widget.find_element(By.CSS_SELECTOR, "[name=again]").send_keys(Keys.ENTER)
+    assert "round 0" in table.text and "thousand" not in table.text
+
+
+def test_a_guess_is_answered_with_a_reason(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("which-difference")
+    widget = driver.find_element(By.CSS_SELECTOR, ".pfl-play")
+    note = widget.find_element(By.CSS_SELECTOR, ".note")
+    right = 0
+    for asked in range(1, 6):
+        WebDriverWait(driver, 30).until(lambda _: "worst office" in widget.text)
+        widget.find_element(By.CSS_SELECTOR, "[data-kind-of=label]").send_keys(Keys.SPACE)
+        said = widget.find_element(By.CSS_SELECTOR, ".said")
+        right += said.text.startswith("Right.")
+        assert len(said.text.split()) > 12 and note.text == f"{right} right of {asked}."
+        assert said.text.startswith("Right.") == ("right" in str(said.get_attribute("class")).split())
+        assert driver.switch_to.active_element.get_attribute("name") == "next"
+        driver.switch_to.active_element.send_keys(Keys.ENTER)
+        assert not widget.find_elements(By.CSS_SELECTOR, ".said")

@@ -23,9 +23,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/update_cards.py."""
+    """tools/update_pictures.py."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("update_cards")
+    return importlib.import_module("update_pictures")
 
 
 def test_every_method_has_a_card() -> None:

@@ -1,4 +1,4 @@
-"""Draw the methods' cards and put them where the book shows them: pictures, the map, the glossary's gallery, the chapters."""
+"""Write what the book shows of the methods' cards and of the playgrounds, from their descriptions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pfl_lite.plots import METHOD_LABELS
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
+from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "figures/cards"
@@ -82,13 +83,15 @@ def cell(chapter: str) -> str:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Every file that is made of the cards, with what belongs in it."""
+    """Every file that is made, with what belongs in it."""
     folder = ROOT / "book" / FOLDER
     for method in CARDS:
         yield folder / f"card-{method}.svg", svg(method)
     yield folder / "map-of-methods.svg", poster()
     yield folder / "key.svg", key()
     yield folder / "gallery.txt", gallery()
+    for kind in PLAYGROUNDS:
+        yield ROOT / f"book/play/{kind}.html", playground(kind)
     yield ROOT / "book/map-of-methods.md", MAP.format(count=len(CARDS), folder=FOLDER, table=table())
     chapters = dict.fromkeys(card.chapter for card in CARDS.values())
     for chapter in [name for name in chapters if name not in WAITING]:

@@ -1,0 +1,57 @@
+"""Playgrounds that train in the page: plain JavaScript without kernel or network, for a page or the top of a chapter."""
+
+from __future__ import annotations
+
+import base64
+import json
+from importlib import resources
+
+import numpy as np
+
+from pfl_lite.data.images import load
+from pfl_lite.errors import unknown
+from pfl_lite.show.offices import OFFICES
+
+PLAYGROUNDS: dict[str, str] = {
+    "server": "Be the server",
+    "federation": "Train a federation here",
+    "difference": "Which difference have I got?",
+}
+"""Every playground and its title."""
+_CORE = ("explorer", "play_core", "play_offices", "play_frame")
+_NEEDS_DIGITS = ("federation", "difference")
+PER_CLASS = 100  # images of each digit in a page
+
+
+def playground(kind: str) -> str:
+    """A playground as one piece of HTML with all that it needs: `IPython.display.HTML(playground("server"))` shows it.
+
+    Raises:
+        InputError: there is no such playground.
+    """
+    if kind not in PLAYGROUNDS:
+        raise unknown("playground", kind, PLAYGROUNDS)
+    record: dict[str, object] = {
+        "offices": [{"name": one.name, "colour": one.colour, "dark": one.dark} for one in OFFICES]
+    }
+    if kind in _NEEDS_DIGITS:
+        record["pool"] = digits()
+    folder = resources.files("pfl_lite") / "static"
+    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in (*_CORE, f"play_{kind}"))
+    style = (folder / "play.css").read_text(encoding="utf-8")
+    return (
+        f'<div class="pfl-play" data-play="{kind}" role="group" aria-label="{PLAYGROUNDS[kind]}">This playground needs '
+        "JavaScript."
+        f'<script type="application/json">{json.dumps(record, separators=(",", ":"))}</script></div>\n'
+        f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
+    )
+
+
+def digits() -> str:
+    """The digits of the playgrounds, four bits a pixel in base 64: the first hundred of each class, the classes taking turns."""
+    images = load("digits")
+    pixels = np.concatenate([images.train_images, images.test_images]).reshape(-1, 64)
+    labels = np.concatenate([images.train_labels, images.test_labels])
+    by_class = np.stack([pixels[labels == c][:PER_CLASS] for c in range(10)], axis=1)  # [hundred, 10, 64]
+    levels = np.rint(15 * (by_class / pixels.max())).astype(np.uint8).reshape(-1, 64)
+    return base64.b64encode((levels[:, 0::2] << 4 | levels[:, 1::2]).tobytes()).decode()

@@ -1,0 +1,81 @@
+// What the playgrounds share besides their numbers: where they start, controls, offices' mail, and playing round after round.
+(() => {
+  "use strict";
+  if (typeof document === "undefined") return;
+  const { safe } = pflExplorer;
+
+  const dark = () => document.documentElement.dataset.theme === "dark" || document.body.dataset.jpThemeLight === "false";
+  // The color of an office for lines on the page's ground, and the one for words on its own color.
+  const line = (office) => (dark() ? office.dark : office.colour);
+  function inkOn(colour) {
+    const [r, g, b] = [1, 3, 5].map((at) => (parseInt(colour.slice(at, at + 2), 16) / 255) ** 2.2);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111111" : "#ffffff";
+  }
+  const dot = ({ name, colour }) =>
+    `<span class="dot" title="${name}" style="background:${colour};color:${inkOn(colour)}">${name[0]}</span>`;
+
+  // A slider in its label; `words` makes the value readable.
+  const slider = (name, title, { min, max, step, value }) =>
+    `<label data-of="${name}"><span>${title} <output></output></span>` +
+    `<input type="range" name="${name}" min="${min}" max="${max}" step="${step}" value="${value}"></label>`;
+  const chips = (name, title, options, chosen) => `<fieldset><legend>${title}</legend><div class="chips">` +
+    options.map(([value, words]) => `<label><input type="radio" name="${name}" value="${value}"${value === chosen ? " checked" : ""}>${words}</label>`).join("") +
+    "</div></fieldset>";
+
+  // Images of an office with the labels that it gives them.
+  function mail(list, offices, dealt, places, { pixels: PIXELS, side }, amount = 5) {
+    list.innerHTML = places.map((i) => {
+      const { name, colour } = offices[i];
+      const labels = dealt[i].train.y.slice(0, amount);
+      const some = labels.map((label) => `<div><canvas width="${side}" height="${side}" aria-hidden="true"></canvas>${label}</div>`).join("");
+      return `<li style="border-left-color:${colour}"><b><span>${name}</span><small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
+        `<div class="letters" role="img" aria-label="${safe(name)} reads ${labels.join(", ")}">${some}</div></li>`;
+    }).join("");
+    [...list.children].forEach((item, n) => item.querySelectorAll("canvas").forEach((canvas, place) => {
+      const { x } = dealt[places[n]].train;
+      const picture = canvas.getContext("2d").createImageData(side, side);
+      for (let k = 0; k < PIXELS; k++) {
+        const shade = 255 - Math.round(235 * Math.min(x[place * PIXELS + k], 1));
+        picture.data.set([shade, shade, shade, 255], 4 * k);
+      }
+      canvas.getContext("2d").putImageData(picture, 0, 0);
+    }));
+  }
+
+  // A button that calls `step` again and again until it returns false or is pressed once more.
+  function player(button, step, { words, wait }) {
+    let timer = null;
+    function stop() {
+      clearTimeout(timer);
+      timer = null;
+      button.textContent = words;
+    }
+    function go() {
+      if (step() === false) stop();
+      else timer = setTimeout(go, wait);
+    }
+    button.textContent = words;
+    button.addEventListener("click", () => {
+      if (timer !== null) return stop();
+      button.textContent = "Pause";
+      timer = setTimeout(go, 0);
+    });
+    return stop;
+  }
+
+  // Builds every playground of a kind that is on the page; `build(root, part, record)` returns a function that redraws it.
+  function start(kind, build) {
+    function mount(root) {
+      root.dataset.mounted = "yes";
+      const part = (selector) => root.querySelector(selector);
+      const redraw = build(root, part, JSON.parse(part("script").textContent));
+      root.addEventListener("submit", (event) => event.preventDefault());
+      new MutationObserver(redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    }
+    const find = () => document.querySelectorAll(`[data-play="${kind}"]:not([data-mounted])`).forEach(mount);
+    find();
+    setTimeout(find, 300); // JupyterLab runs the script of an output before the output is on the page
+  }
+
+  globalThis.pflFrame = { line, inkOn, dot, slider, chips, mail, player, start };
+})();

@@ -1,0 +1,313 @@
+"""The playgrounds' JavaScript, run in node or in Chromium, against a second implementation in NumPy (tests/reference)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import pfl_lite
+from pfl_lite.data.images import load
+from pfl_lite.errors import InputError
+from pfl_lite.show.offices import OFFICES
+from pfl_lite.show.playgrounds import PER_CLASS, PLAYGROUNDS, digits, playground
+from tests import reference
+from tests.reference.common import SGD, Client, join, weighted_mean
+from tests.reference.dense import Learner, Net, forward
+
+STATIC = Path(pfl_lite.__file__).parent / "static"
+SCRIPTS = {"pflExplorer": "explorer", "pflPlay": "play_core", "pflOffices": "play_offices"}
+NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    not (NODE or CHROMIUM), reason="neither node nor chromium, to run the page's JavaScript, is installed"
+)
+HIDDEN, TIGHT = 6, 1e-9
+SETTINGS: dict[str, Any] = {
+    "lr": 0.3, "steps": 4, "tuning": 3, "cut": HIDDEN * 65, "lam": 0.4, "mu": 0.3, "clusters": 2, "branches": 3, "alpha_lr": 0.8,
+    "inner_steps": 3, "inner_lr": 0.05,
+}  # fmt: skip
+
+
+def javascript(expression: str, **values: Any) -> Any:
+    """The value of an expression over `P` and `O`, the functions of the pages, and `v`, the given values."""
+    given = f"const v = {json.dumps(values)};"
+    if NODE:
+        source = f"{given} const P = require({json.dumps(str(STATIC / 'play_core.js'))});"
+        source += f"const O = require({json.dumps(str(STATIC / 'play_offices.js'))});"
+        source += f"process.stdout.write(JSON.stringify({expression}));"
+        done = subprocess.run([NODE, "-"], input=source, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+    return in_chromium(given, expression)
+
+
+def in_chromium(given: str, expression: str) -> Any:
+    """The same in a page."""
+    scripts = "".join(f"<script>{(STATIC / f'{name}.js').read_text()}</script>" for name in SCRIPTS.values())
+    page = f"<!doctype html>{scripts}<pre id=a></pre><script>{given} const [P, O] = [pflPlay, pflOffices];"
+    page += f"document.getElementById('a').textContent = JSON.stringify({expression})</script>"
+    address = "data:text/html;base64," + base64.b64encode(page.encode()).decode()
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", address]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(unescape(shown.split('<pre id="a">')[1].split("</pre>")[0]))
+
+
+DEAL = """(() => {
+  const pool = O.unpack(v.pool);
+  const offices = O.deal(pool, v.dealt).slice(0, 4);
+  const shape = { pixels: 64, hidden: v.hidden, classes: 10 };
+  const train = offices.map((one) => P.learner({ ...one.train, ...shape }));
+  const test = offices.map((one) => P.learner({ ...one.test, ...shape }));
+  const starts = [0, 1, 2].map((copy) => P.drawn(copy, 64, v.hidden, 10));
+  const found = Object.fromEntries(v.methods.map((name) => {
+    const method = P.METHODS[name];
+    let state = method.start(starts, train, v.o);
+    for (let t = 0; t < v.rounds; t++) state = method.round(state, train, v.o);
+    const models = method.personal(state, train, v.o);
+    return [name, { server: method.server(state).map((w) => [...w]), personal: models.map((w) => [...w]),
+      accuracy: models.map((w, i) => test[i].accuracy(w)) }];
+  }));
+  const plain = ({ x, y }) => ({ x: [...x], y });
+  return { offices: offices.map(({ train, test }) => ({ train: plain(train), test: plain(test) })),
+    starts: starts.map((w) => [...w]), found };
+})()"""
+
+
+class Row(NamedTuple):
+    """A learner whose models are one row, [1, P], as pFedMB's reference wants them."""
+
+    data: Learner
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    def gradient(self, w: np.ndarray) -> np.ndarray:
+        return self.data.gradient(w[0])[None]
+
+
+def shape() -> Net:
+    return {"hidden": np.zeros((HIDDEN, 65)), "classes": np.zeros((10, HIDDEN + 1))}
+
+
+def learner(split: dict[str, Any]) -> Learner:
+    x = np.array(split["x"]).reshape(-1, 64)
+    return Learner(Client(join(x, np.ones(len(x))), np.array(split["y"])), shape())
+
+
+def accuracy(vector: np.ndarray, data: Learner) -> float:
+    from tests.reference.common import unpack
+
+    return float((forward(unpack(vector, data.net), data.data.x)[1].argmax(1) == data.data.y).mean())
+
+
+def fedper(start: np.ndarray, clients: list[Learner], rounds: int, sgd: SGD, steps: int, cut: int) -> Any:
+    """Base and head trained together; the mean of the bases travels, the heads stay."""
+    base, heads = start[:cut], [start[cut:] for _ in clients]
+    for _ in range(rounds):
+        trained = [
+            sgd.descend(np.concatenate([base, head]), client.gradient, steps)
+            for client, head in zip(clients, heads, strict=True)
+        ]
+        heads = [w[cut:] for w in trained]
+        base = weighted_mean([w[:cut] for w in trained], [client.size for client in clients])
+    return base, np.stack([np.concatenate([base, head]) for head in heads])
+
+
+@pytest.mark.parametrize("kind", ["label", "feature", "concept", "quantity"])
+def test_every_method_of_the_page_is_the_references(kind: str) -> None:
+    o, rounds = SETTINGS, 3
+    methods = [
+        "local",
+        "fedavg",
+        "pfl_ft",
+        "fedprox",
+        "scaffold",
+        "fedper",
+        "ditto",
+        "pfedme",
+        "ifca",
+        "pfedmb",
+    ]
+    dealt = {"kind": kind, "strength": 0.7, "seed": 5, "offices": 8}
+    page = javascript(DEAL, pool=digits(), dealt=dealt, hidden=HIDDEN, methods=methods, o=o, rounds=rounds)
+    clients = [learner(one["train"]) for one in page["offices"]]
+    tests = [learner(one["test"]) for one in page["offices"]]
+    starts, everyone, sgd = np.array(page["starts"]), [range(len(clients))] * rounds, SGD(o["lr"])
+    usual = (starts[0], clients, everyone, o["steps"], sgd)
+    theirs: dict[str, Any] = {
+        "local": reference.local(*usual),
+        "fedavg": reference.fedavg(*usual),
+        "pfl_ft": reference.fedavg(*usual, ft_epochs=o["tuning"]),
+        "fedprox": reference.fedprox(*usual, mu=o["mu"]),
+        "scaffold": reference.scaffold(*usual),
+        "ditto": reference.ditto(*usual, lam=o["lam"]),
+        "pfedme": reference.pfedme(*usual, lam=o["lam"], inner_steps=o["inner_steps"], inner_lr=o["inner_lr"]),
+        "ifca": reference.ifca(starts[: o["clusters"]], clients, everyone, o["steps"], sgd),
+        "pfedmb": reference.pfedmb(
+            starts[:, None], [Row(one) for one in clients], everyone, o["steps"], sgd, alpha_lr=o["alpha_lr"]
+        ),
+    }  # fmt: skip
+    for name, found in page["found"].items():
+        if name == "fedper":
+            server, personal = fedper(starts[0], clients, rounds, sgd, o["steps"], o["cut"])
+            found["server"] = [found["server"][0][: o["cut"]]]
+        else:
+            server, personal = theirs[name].server, theirs[name].personal
+        personal = np.reshape(personal, (len(clients), -1))
+        assert np.allclose(found["personal"], personal, rtol=0, atol=TIGHT), name
+        if name != "local":
+            assert np.allclose(
+                found["server"],
+                np.reshape(server, (-1, len(np.ravel(found["server"][0])))),
+                rtol=0,
+                atol=TIGHT,
+            ), name
+        ours = [accuracy(np.array(w), one) for w, one in zip(found["personal"], tests, strict=True)]
+        assert found["accuracy"] == pytest.approx(ours, abs=TIGHT), name
+    moved = [np.abs(np.array(one["personal"]) - starts[0]).max() for one in page["found"].values()]
+    assert min(moved) > 1e-3, "a method that stands still agrees with anything"
+
+
+class Bowl(NamedTuple):
+    """1/2 (x - optimum)' H (x - optimum)."""
+
+    optimum: np.ndarray
+    H: np.ndarray
+    size: int = 1
+
+    def gradient(self, x: np.ndarray) -> np.ndarray:
+        return self.H @ (x - self.optimum)
+
+    def loss(self, x: np.ndarray) -> float:
+        return float((x - self.optimum) @ self.gradient(x) / 2)
+
+
+BOWLS = """(() => {
+  const bowls = v.bowls.map(({ optimum, steepness, degrees, size }) => ({ optimum, size, H: P.hessian(steepness, degrees) }));
+  const clients = bowls.map(P.bowl);
+  return { H: bowls.map(({ H }) => H), lowest: [...P.lowest(bowls)], found: Object.fromEntries(v.methods.map((name) => {
+    const method = P.METHODS[name];
+    let state = method.start(v.starts.map((w) => Float64Array.from(w)), clients, v.o);
+    for (let t = 0; t < v.rounds; t++) state = method.round(state, clients, v.o);
+    const plain = (models) => models.map((w) => [...w]);
+    return [name, { server: plain(method.server(state)), personal: plain(method.personal(state, clients, v.o)) }];
+  })) };
+})()"""
+
+
+def test_the_server_of_the_plane_is_the_references() -> None:
+    rng, o = np.random.default_rng(3), {**SETTINGS, "lr": 0.2, "steps": 7}
+    given = [
+        {"optimum": rng.normal(size=2).tolist(), "steepness": 0.5 + i, "degrees": 40 * i, "size": 1} for i in range(4)
+    ]  # fmt: skip
+    starts = rng.normal(size=(2, 2))
+    methods = ["fedavg", "fedprox", "scaffold", "pfedme", "ifca"]
+    page = javascript(BOWLS, bowls=given, starts=starts.tolist(), methods=methods, o=o, rounds=4)
+    bowls = []
+    for one in given:
+        angle = np.deg2rad(one["degrees"])
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        bowls.append(Bowl(np.array(one["optimum"]), turn @ np.diag([1, 0.1]) @ turn.T * one["steepness"]))
+    assert [[h["a"], h["b"], h["c"]] for h in page["H"]] == [
+        pytest.approx([bowl.H[0, 0], bowl.H[0, 1], bowl.H[1, 1]]) for bowl in bowls
+    ]
+    assert np.allclose(sum(bowl.gradient(np.array(page["lowest"])) for bowl in bowls), 0, atol=TIGHT)
+    everyone, sgd = [range(4)] * 4, SGD(o["lr"])
+    usual = (starts[0], bowls, everyone, o["steps"], sgd)
+    theirs: dict[str, Any] = {
+        "fedavg": reference.fedavg(*usual),
+        "fedprox": reference.fedprox(*usual, mu=o["mu"]),
+        "scaffold": reference.scaffold(*usual),
+        "pfedme": reference.pfedme(
+            *usual, lam=o["lam"], inner_steps=o["inner_steps"], inner_lr=o["inner_lr"]
+        ),
+        "ifca": reference.ifca(starts, bowls, everyone, o["steps"], sgd),
+    }
+    for name, found in page["found"].items():
+        assert np.allclose(found["server"], theirs[name].server, rtol=0, atol=TIGHT), name
+        assert np.allclose(found["personal"], theirs[name].personal, rtol=0, atol=TIGHT), name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_page_computes_what_node_computes() -> None:
+    expression = "[...P.METHODS.fedprox.round({ w: Float64Array.of(1, 2) }, [P.bowl(v.bowl)], v.o).w]"
+    values = {"bowl": {"optimum": [0, 1], "H": {"a": 1, "b": 0.2, "c": 2}}, "o": SETTINGS}
+    assert in_chromium(f"const v = {json.dumps(values)};", expression) == javascript(expression, **values)
+
+
+class TestDeal:
+    def deal(self, **how: Any) -> Any:
+        chosen = {"kind": "none", "strength": 1, "seed": 2, "offices": 8} | how
+        return javascript(
+            "O.deal(O.unpack(v.pool), v.chosen).map(({ train, test }) => ({ train: { y: train.y, images: train.images }, "
+            "test: { y: test.y, images: test.images } }))",
+            pool=digits(), chosen=chosen,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("kind", ["none", "label", "feature", "concept", "quantity"])
+    def test_no_image_is_trained_on_twice_or_tested_where_one_trains(self, kind: str) -> None:
+        offices = self.deal(kind=kind)
+        trained = [number for one in offices for number in one["train"]["images"]]
+        tested = {number for one in offices for number in one["test"]["images"]}
+        assert len(trained) == len(set(trained)) and not set(trained) & tested
+        assert len(trained) == 320 or kind == "quantity"
+
+    def test_label_skew_leaves_two_digits(self) -> None:
+        assert [len(set(one["train"]["y"])) for one in self.deal(kind="label")] == [2] * 8
+        assert [len(set(one["train"]["y"])) for one in self.deal(kind="label", strength=0)] == [10] * 8
+
+    def test_the_other_country_reads_otherwise(self) -> None:
+        offices = self.deal(kind="concept", strength=0.2)
+        for place, one in enumerate(offices):
+            meant = {
+                (number % 10, label)
+                for number, label in zip(one["test"]["images"], one["test"]["y"], strict=True)
+            }
+            assert ((1, 7) in meant) == ((7, 1) in meant) == (place >= 4) and (4, 4) in meant
+
+    def test_villages_get_less_mail(self) -> None:
+        sizes = [len(one["train"]["y"]) for one in self.deal(kind="quantity")]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] > 20 * sizes[-1] > 0
+
+    def test_another_hand_keeps_the_ink(self) -> None:
+        image = (load("digits").train_images[0] / 16).ravel().tolist()
+        same, turned = javascript(
+            "[[0, 0, 1, 1], [90, 0, 1, 1]].map((hand) => [...O.written(Float64Array.from(v.image), hand, 1)])",
+            image=image,
+        )
+        assert np.allclose(same, image) and np.allclose(
+            np.rot90(np.reshape(image, (8, 8)), -1), np.reshape(turned, (8, 8))
+        )
+
+
+def test_the_digits_of_the_page_are_the_books() -> None:
+    pool = javascript(
+        "(({ pixels, labels }) => ({ pixels: [...pixels.slice(0, 640)], labels }))(O.unpack(v.pool))",
+        pool=digits(),
+    )
+    images = load("digits")
+    labels = np.concatenate([images.train_labels, images.test_labels])
+    pixels = np.concatenate([images.train_images, images.test_images]).reshape(-1, 64)
+    first = np.stack([pixels[labels == c][0] for c in range(10)]) / pixels.max()
+    assert np.abs(np.reshape(pool["pixels"], (10, 64)) - first).max() <= 0.5 / 15 + 1e-12
+    assert len(pool["labels"]) == 10 * PER_CLASS
+
+
+@pytest.mark.parametrize("kind", PLAYGROUNDS)
+def test_a_playground_is_whole_and_small(kind: str) -> None:
+    page = playground(kind)
+    assert all(office.name in page for office in OFFICES) and PLAYGROUNDS[kind] in page
+    assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
+    assert len(page) < 110_000 and page.count("</script>") == 2
+
+
+def test_an_unknown_playground_is_refused() -> None:
+    with pytest.raises(InputError, match="server"):
+        playground("sever")
