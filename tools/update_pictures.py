@@ -1,4 +1,4 @@
-"""Write what the book shows of the methods' cards and of the playgrounds, from their descriptions."""
+"""Write what the book shows of the methods' cards, of ideas and of the playgrounds, from their descriptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pfl_lite.plots import METHOD_LABELS
+from pfl_lite.show import ideas
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 
@@ -93,19 +94,41 @@ def files() -> Iterator[tuple[Path, str]]:
     for kind in PLAYGROUNDS:
         yield ROOT / f"book/play/{kind}.html", playground(kind)
     yield ROOT / "book/map-of-methods.md", MAP.format(count=len(CARDS), folder=FOLDER, table=table())
-    chapters = dict.fromkeys(card.chapter for card in CARDS.values())
-    for chapter in [name for name in chapters if name not in WAITING]:
+    for name, idea in ideas.IDEAS.items():
+        yield ROOT / f"book/figures/ideas/idea-{name}.svg", ideas.svg(idea)
+    chapters = [card.chapter for card in CARDS.values()] + [idea.chapter for idea in ideas.IDEAS.values()]
+    for chapter in sorted({*chapters} - WAITING):
         path = ROOT / f"book/{chapter}.ipynb"
-        yield path, with_cards(path.read_text(encoding="utf-8"), cell(chapter))
+        content = path.read_text(encoding="utf-8")
+        for name, source, after in cells(chapter):
+            content = with_cell(content, name, source, after)
+        yield path, content
 
 
-def with_cards(stored: str, source: str) -> str:
-    """A chapter with its cell of cards, behind its first cell if it has none yet; nothing else changes."""
+def cells(chapter: str) -> Iterator[tuple[str, str, str | None]]:
+    """The id and the source of every cell that a chapter gets from here, and the id of the cell before it if not the first."""
+    if any(card.chapter == chapter for card in CARDS.values()):
+        yield CELL, cell(chapter), None
+    for name, idea in ideas.IDEAS.items():
+        if idea.chapter == chapter:
+            yield f"idea-{name}", figure(name, idea), idea.after
+
+
+def figure(name: str, idea: ideas.Idea) -> str:
+    """The picture of an idea in a page."""
+    options = f":name: fig-idea-{name}\n:alt: {idea.alt}\n:class: dark-light\n:width: 46rem"
+    return f"```{{figure}} figures/ideas/idea-{name}.svg\n{options}\n\n{idea.caption}\n```"
+
+
+def with_cell(stored: str, name: str, source: str, after: str | None = None) -> str:
+    """A chapter with a cell of this id and source; a new one stands behind the cell `after`. Nothing else changes."""
     notebook = json.loads(stored)
-    lines = source.splitlines(keepends=True)
-    new = {"cell_type": "markdown", "id": CELL, "metadata": {}, "source": lines}
-    places = [number for number, one in enumerate(notebook["cells"]) if one["id"] == CELL]
-    notebook["cells"][slice(places[0], places[0] + 1) if places else slice(1, 1)] = [new]
+    new = {"cell_type": "markdown", "id": name, "metadata": {}, "source": source.splitlines(keepends=True)}
+    ids = [one["id"] for one in notebook["cells"]]
+    if name in ids:
+        notebook["cells"][ids.index(name)] = new
+    else:
+        notebook["cells"].insert(ids.index(after) + 1 if after else 1, new)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,0 +1,365 @@
+"""Pictures of ideas that need no training: each is drawn by one function and stands in one chapter."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pfl_lite.plots import STYLE
+from pfl_lite.seeds import generator
+from pfl_lite.show.offices import OFFICES, SHARED
+
+INK, SOFT = "#1F2933", "#52606D"
+BIG: dict[Any, Any] = {
+    "font.size": 13,
+    "axes.titlesize": 14,
+    "axes.labelsize": 13,
+    "legend.fontsize": 12,
+    "svg.hashsalt": "idea",
+}
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A picture, and where and how the book shows it."""
+
+    draw: Callable[[], Figure]
+    chapter: str
+    after: str
+    """The id of the cell that it follows."""
+    alt: str
+    caption: str
+
+
+def svg(idea: Idea) -> str:
+    """A picture as a file; the same for the same version of Matplotlib, which the file names."""
+    with plt.rc_context({**STYLE, **BIG}):
+        figure = idea.draw()
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def panels(number: int, height: float, **how: Any) -> tuple[Figure, list[Axes]]:
+    """So many axes side by side, as wide as the book's text."""
+    figure, axes = plt.subplots(1, number, figsize=(7.6, height), squeeze=False, **how)
+    return figure, list(axes[0])
+
+
+def bare(axes: Axes) -> None:
+    """No ticks, no frame."""
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def simplex() -> Figure:
+    """Shares of a class at three offices, for three concentrations."""
+    figure, axes = panels(3, 2.7)
+    corners = np.array([[0, 0], [1, 0], [0.5, np.sqrt(0.75)]])
+    for place, (axis, concentration) in enumerate(zip(axes, (0.1, 1, 10), strict=True)):
+        shares = generator(0, f"picture of the simplex {place}").dirichlet([concentration] * 3, size=150)
+        axis.fill(*corners.T, facecolor="#F3F5F8", edgecolor="#9AA5B1")
+        x, y = (shares @ corners).T
+        axis.scatter(x, y, s=16, alpha=0.8, c=[OFFICES[i].colour for i in shares.argmax(1)])
+        for office, (x, y), shift in zip(OFFICES[:3], corners, (-0.11, -0.11, 0.06), strict=True):
+            axis.text(x, y + shift, office.letter, color=INK, ha="center", weight="bold")
+        axis.set(title=f"a = {concentration:g}", aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.2, 1.05))
+        bare(axis)
+    return figure
+
+
+def envelope() -> Figure:
+    """A loss, its Moreau envelope, and the parabola that makes one point of it."""
+    figure, (axis,) = panels(1, 3.6)
+    theta, strength, start = np.linspace(-3.2, 3.4, 1321), 1.0, 2.0
+
+    def loss(x: np.ndarray) -> np.ndarray:
+        return np.maximum(0.8 * np.abs(x - 0.2), 1.7 * np.abs(x - 0.2) - 0.9)
+
+    def tied(w: float) -> np.ndarray:
+        return np.asarray(loss(theta) + strength / 2 * (theta - w) ** 2)
+
+    axis.plot(theta, loss(theta), color=OFFICES[0].colour, label="loss f")
+    axis.plot(theta, [tied(w).min() for w in theta], color=SHARED, label="envelope F")
+    best = int(tied(start).argmin())
+    near = np.abs(theta - start) < 1.9
+    touching = tied(start).min() - strength / 2 * (theta - start) ** 2
+    axis.plot(theta[near], touching[near], color=SOFT, linestyle=":", label="F(w) minus the tie")
+    axis.plot(theta[best], loss(theta[best]), "o", color=OFFICES[0].colour, markersize=9)
+    axis.plot(start, tied(start).min(), "D", color=SHARED, markersize=9)
+    axis.annotate(
+        "θ: what w's office\nsettles for",
+        (theta[best], loss(theta[best])),
+        (-1.1, 2.2),
+        arrowprops={"arrowstyle": "->"},
+    )
+    axis.annotate("F(w)", (start, tied(start).min()), (2.12, 0.55))
+    axis.set(xlabel="one parameter", ylabel="loss", ylim=(-0.4, 4.2), xlim=(-3.2, 3.4))
+    axis.legend(loc="lower left")
+    return figure
+
+
+def jensen() -> Figure:
+    """The logarithm of a mean lies above the mean of the logarithms."""
+    figure, (axis,) = panels(1, 3.4)
+    x, (low, high), share = np.linspace(0.04, 1, 400), (0.1, 0.9), 0.5
+    middle = share * low + (1 - share) * high
+    chord = share * np.log(low) + (1 - share) * np.log(high)
+    axis.plot(x, np.log(x), color=INK, label="log p")
+    axis.plot([low, high], np.log([low, high]), color=SOFT, linestyle="--", label="chord")
+    for value, office, name in ((low, OFFICES[0], "model 1"), (high, OFFICES[1], "model 2")):
+        axis.plot(value, np.log(value), "o", color=office.colour, markersize=9)
+        axis.annotate(name, (value, np.log(value)), (value + 0.02, np.log(value) - 0.42))
+    axis.annotate(
+        "", (middle, np.log(middle)), (middle, chord), arrowprops={"arrowstyle": "<->", "color": "#D55E00"}
+    )
+    axis.annotate(
+        "the gap",
+        (middle + 0.005, (np.log(middle) + chord) / 2),
+        (0.7, -1.35),
+        color="#A84A00",
+        weight="bold",
+        arrowprops={"arrowstyle": "->", "color": "#D55E00"},
+    )
+    axis.annotate("log of the mean", (middle, np.log(middle)), (0.27, 0.05), arrowprops={"arrowstyle": "->"})
+    axis.annotate("mean of the logs", (middle, chord), (0.56, -2.1), arrowprops={"arrowstyle": "->"})
+    axis.set(xlabel="probability of the right label", ylabel="logarithm", ylim=(-3.2, 0.5), xlim=(0, 1.02))
+    axis.legend(loc="lower right")
+    return figure
+
+
+def bootstrap() -> Figure:
+    """Ten differences, three new draws of them, and the means of many."""
+    figure, (left, middle, right) = panels(3, 3.5, gridspec_kw={"width_ratios": [1, 1.6, 1.6]})
+    random = generator(7, "picture of the bootstrap")
+    observed = np.sort(random.normal(1.2, 2.4, 10))
+    left.scatter(np.zeros(10), observed, color=SOFT, s=40)
+    left.plot([-0.3, 0.3], [observed.mean()] * 2, color=INK)
+    left.set(title="ten clients", ylabel="difference, points", xlim=(-0.6, 0.6), xticks=[])
+    for place in range(3):
+        drawn = random.choice(observed, 10)
+        values, times = np.unique(drawn, return_counts=True)
+        middle.scatter(np.full(len(values), place), values, color=SOFT, s=40 * times)
+        middle.plot([place - 0.3, place + 0.3], [drawn.mean()] * 2, color=INK)
+    middle.set(
+        title="drawn again",
+        xticks=range(3),
+        xticklabels=["1st", "2nd", "3rd"],
+        xlim=(-0.6, 2.6),
+        ylim=left.get_ylim(),
+        yticklabels=[],
+    )
+    means = random.choice(observed, (2000, 10)).mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    right.hist(means, bins=30, orientation="horizontal", color="#B8C2CC")
+    right.axhspan(low, high, color="#E69F00", alpha=0.25)
+    right.axhline(0, color=INK, linewidth=1)
+    right.set(title="2,000 means", xticks=[], ylim=left.get_ylim(), yticklabels=[])
+    right.text(right.get_xlim()[1], high + 0.12, "95 % of them", ha="right", va="bottom", weight="bold")
+    return figure
+
+
+def two_tests() -> Figure:
+    """One model, scored with an office's shares and with equal ones: the score is an area."""
+    figure, axes = panels(2, 3.2, sharey=True)
+    accuracy = (0.9, 0.6)
+    for axis, title, shares in zip(
+        axes,
+        ("local test: Ashford's shares", "global test: equal shares"),
+        ((0.8, 0.2), (0.5, 0.5)),
+        strict=True,
+    ):
+        left = 0.0
+        for name, share, height, shade in zip(("zeros", "ones"), shares, accuracy, (0.55, 0.9), strict=True):
+            own = OFFICES[0].colour if "local" in title else SHARED
+            axis.bar(left, height, share, align="edge", color=own, alpha=shade, edgecolor="white")
+            axis.text(left + share / 2, height + 0.02, f"{name}\n{height:g}", ha="center")
+            left += share
+        area = np.dot(shares, accuracy)
+        axis.set(title=title, xlabel="share of the images", ylim=(0, 1.18), xlim=(0, 1), yticks=[0, 0.5, 1])
+        axis.text(0.5 * shares[0], 0.3, f"area {area:.2f}", ha="center", weight="bold", fontsize=17)
+    axes[0].set_ylabel("accuracy")
+    return figure
+
+
+def participation() -> Figure:
+    """Who is asked in which round."""
+    figure, (axis,) = panels(1, 3.4)
+    random, rounds = generator(1, "picture of participation"), 12
+    for number in range(rounds):
+        asked = set(random.choice(8, 2, replace=False).tolist())
+        for place, office in enumerate(OFFICES):
+            colour, edge = (office.colour, office.colour) if place in asked else ("white", "#C3CAD2")
+            axis.scatter(number, place, s=230, marker="s", color=colour, edgecolor=edge)
+    axis.set_yticks(range(8), [office.name for office in OFFICES])
+    axis.set(
+        xlabel="round", xticks=range(rounds), xticklabels=range(1, rounds + 1), xlim=(-0.6, rounds - 0.4)
+    )
+    axis.invert_yaxis()
+    axis.grid(False)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    return figure
+
+
+def variates() -> Figure:
+    """SCAFFOLD's correction: from one's own slope to everyone's."""
+    figure, (left, right) = panels(2, 3.3)
+    slopes = np.array([[2.2, 1.5], [1.5, -1.6], [0.5, 1.3]])
+    mean = slopes.mean(0)
+
+    def arrow(
+        axis: Axes, start: np.ndarray, move: np.ndarray, colour: str, style: str = "-", width: float = 3
+    ) -> None:
+        axis.annotate(
+            "",
+            (start[0] + move[0], start[1] + move[1]),
+            (start[0], start[1]),
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": colour,
+                "linewidth": width,
+                "linestyle": style,
+                "mutation_scale": 17,
+            },
+        )
+
+    zero = np.zeros(2)
+    for office, slope in zip(OFFICES, slopes, strict=False):
+        arrow(left, zero, slope, office.colour)
+        left.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
+        arrow(right, zero, slope, office.colour, width=1.5)
+        arrow(right, slope, mean - slope, office.colour, "--", 2)
+        right.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
+    arrow(left, zero, mean, SHARED)
+    arrow(right, zero, mean, SHARED, width=4)
+    left.text(mean[0] + 0.12, mean[1] - 0.04, "c", color=SHARED, weight="bold", fontsize=16)
+    right.text(mean[0] + 0.12, mean[1] - 0.16, "all walk along c", color=SHARED, weight="bold")
+    for axis, title in ((left, "each office's own slope"), (right, "corrected by c − cᵢ (dashed)")):
+        axis.plot(0, 0, "o", color=INK)
+        axis.set(title=title, xlim=(-0.3, 3.3), ylim=(-2, 2), aspect="equal")
+        bare(axis)
+    return figure
+
+
+def marginals() -> Figure:
+    """Two offices with opposite meanings, which the two marginals cannot tell apart."""
+    figure, axes = panels(2, 3.6)
+    for axis, office, table in zip(
+        axes, (OFFICES[0], OFFICES[4]), (np.diag([20, 20]), np.diag([20, 20])[::-1]), strict=True
+    ):
+        for row in range(2):
+            for column in range(2):
+                here = table[row, column]
+                axis.add_patch(
+                    plt.Rectangle(
+                        (column, 1 - row),
+                        1,
+                        1,
+                        facecolor=office.colour if here else "white",
+                        alpha=0.4,
+                        edgecolor=INK,
+                    )
+                )
+                axis.text(
+                    column + 0.5, 1.5 - row, str(here), ha="center", va="center", fontsize=16, weight="bold"
+                )
+            axis.text(2.15, 1.5 - row, f"= {table[row].sum()}", va="center", color=SHARED, weight="bold")
+            axis.text(
+                row + 0.5,
+                -0.2,
+                f"= {table[:, row].sum()}",
+                ha="center",
+                va="center",
+                color=SHARED,
+                weight="bold",
+            )
+            axis.text(-0.1, 1.5 - row, ("1", "7")[row], ha="right", va="center")
+            axis.text(row + 0.5, 2.12, ("a stroke", "a hook")[row], ha="center")
+        axis.set(title=office.name, xlim=(-0.5, 2.8), ylim=(-0.5, 2.4), aspect="equal")
+        axis.set_ylabel("the label")
+        bare(axis)
+    return figure
+
+
+IDEAS: dict[str, Idea] = {
+    "simplex": Idea(
+        simplex, "clients-are-not-alike", "cell-15",
+        "Three triangles with corners A, B and C, each with 150 dots. For concentration 0.1 almost all dots "
+        "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
+        "middle.",
+        "Each dot is one class, dealt over three offices: at corner A, Ashford has all of it; in the middle, "
+        "everyone has a third. What to see: the concentration $a$ moves the dots from the corners to the "
+        "middle. A dot has the color of the office with most of it.",
+    ),
+    "envelope": Idea(
+        envelope, "two-models-one-tie", "cell-10",
+        "A V-shaped loss with three corners and, below it, a smooth curve that touches it at its lowest "
+        "point. From the point w on the smooth curve a dotted parabola opens downward and touches the loss at"
+        " theta, to the left of w.",
+        "A loss in one parameter and its Moreau envelope, computed for $\\lambda = 1$. The parabola hangs from"
+        " $w$ and touches the loss from below at $\\theta$, so its top is the envelope's value $F(w)$. What to"
+        " see: the envelope has the loss's lowest point, but none of its corners. So $w$ moves on smooth "
+        "ground.",
+    ),
+    "jensen": Idea(
+        jensen, "mixtures", "cell-06",
+        "The curve of the logarithm with two points on it and the chord between them. Halfway, a vertical "
+        "arrow marks the gap between the curve, labeled log of the mean, and the chord below it, labeled mean"
+        " of the logs.",
+        "Jensen's inequality in one picture: two models give an image's label the probabilities 0.1 and 0.9. "
+        "What to see: the logarithm bends down, so the mean of the logs (chord) lies below the log of the "
+        "mean (curve). The bound uses the chord; the E-step chooses the $q$ that close the gap.",
+    ),
+    "bootstrap": Idea(
+        bootstrap, "one-model-or-many", "cell-18",
+        "Three panels with one vertical axis. Left, ten dots and their mean. Middle, three columns in which "
+        "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
+        "2,000 such means with a band for 95 percent.",
+        "The bootstrap on ten made-up differences. Each new draw takes ten of the ten *with replacement*: "
+        "larger dots came more than once, others not at all. What to see: the means move from draw to draw, "
+        "and the middle 95 % of them are the interval.",
+    ),
+    "two-tests": Idea(
+        two_tests, "a-gate-between-two-experts", "cell-17",
+        "Two bar charts with the same heights, 0.9 for zeros and 0.6 for ones. Left the bars are 0.8 and 0.2 "
+        "wide and the area is 0.84; right both are 0.5 wide and the area is 0.75.",
+        "Client A of the example, here Ashford: one model, two tests. A bar is as high as the accuracy on a "
+        "class and as wide as the share of that class, so that the score is the area. What to see: only the "
+        "widths change.",
+    ),
+    "participation": Idea(
+        participation, "federated-learning-in-twenty-lines", "cell-30",
+        "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
+        " colors; some offices wait for several rounds before their first turn.",
+        "Eight offices, two of them asked in each round ($C = 1/4$). What to see: a row has long gaps, so a "
+        "model may go far without an office, and Dunmore is not asked once; the weights of a round are those "
+        "of its *filled* squares.",
+    ),
+    "variates": Idea(
+        variates, "pulling-towards-the-centre", "cell-07",
+        "Left, three arrows from one point in different directions, for three offices, and their mean c. "
+        "Right, dashed arrows lead from the tip of each office's arrow to the tip of c.",
+        "SCAFFOLD's control variates. Left: three offices' slopes at one point, and their mean $c$. Right: "
+        "each adds $c - c_i$ (dashed) to its own slope. What to see: after the correction all of them walk "
+        "the same way, the way of the mean. Further along, the slopes change and the $c_i$ are a little out "
+        "of date.",
+    ),
+    "marginals": Idea(
+        marginals, "assembling-a-network-per-client", "cell-29",
+        "Two tables of label and shape, one for Ashford and one for Easton. Ashford's images lie on the "
+        "diagonal, Easton's on the other one. The sums of rows and columns are 20 everywhere in both tables.",
+        "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: all sums of rows "
+        "and of columns are equal. A router that reads the mean of the images and the mean of the labels sees"
+        " nothing but these sums, and takes the two for twins.",
+    ),
+}  # fmt: skip
