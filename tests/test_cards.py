@@ -12,9 +12,9 @@ import matplotlib
 import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
+from pfl_lite.plots import METHOD_COLOURS
 
 from pfl_lite.methods import METHODS
-from pfl_lite.plots import METHOD_COLOURS
 from pfl_lite.show import cards
 from pfl_lite.show.offices import OFFICES, SHARED
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pfl_lite.plots import METHOD_LABELS
+
 from pfl_lite.show import ideas
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
