@@ -12,11 +12,11 @@ import matplotlib
 import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
-from pfl_lite.plots import METHOD_COLOURS
 
 from pfl_lite.methods import METHODS
 from pfl_lite.show import cards
 from pfl_lite.show.offices import OFFICES, SHARED
+from pfl_lite.show.plots import METHOD_COLOURS
 
 ROOT = Path(__file__).resolve().parent.parent
 SVG = "{http://www.w3.org/2000/svg}"

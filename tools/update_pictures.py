@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pfl_lite.plots import METHOD_LABELS
-
 from pfl_lite.show import ideas
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
+from pfl_lite.show.plots import METHOD_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "figures/cards"

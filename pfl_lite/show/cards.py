@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from pfl_lite.plots import METHOD_LABELS
 from pfl_lite.show.offices import OFFICES, SHARED, Office
+from pfl_lite.show.plots import METHOD_LABELS
 
 
 @dataclass(frozen=True)

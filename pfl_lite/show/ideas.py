@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pfl_lite.plots import STYLE
 from pfl_lite.seeds import generator
 from pfl_lite.show.offices import OFFICES, SHARED
+from pfl_lite.show.plots import STYLE
 
 INK, SOFT = "#1F2933", "#52606D"
 BIG: dict[Any, Any] = {

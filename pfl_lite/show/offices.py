@@ -15,7 +15,7 @@ class Office:
 
     name: str
     colour: str
-    """On a light ground; from the palette of `pfl_lite.plots`, far from the other seven also for color-blind readers."""
+    """On a light ground; from the palette of `pfl_lite.show.plots`, far from the other seven also for color-blind readers."""
     dark: str
     """The same colour for lines on a dark ground."""
 
