@@ -34,8 +34,8 @@ from pfl_lite.engine import mapping
 from pfl_lite.engine.batching import groups, padding
 from pfl_lite.engine.rounds import Simulation, device_name, versions
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.protocols import EXPERIMENTS, TABLE2_SETTINGS
 from pfl_lite.methods import METHODS
+from pfl_lite.papers import EXPERIMENTS, TABLE2_SETTINGS
 
 BATCH = 64
 Row = dict[str, Any]

@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import inspect
 import os
-import re
 import shlex
 import sys
 import time
@@ -23,7 +22,6 @@ from pfl_lite.errors import InputError
 
 if TYPE_CHECKING:
     from pfl_lite.engine.rounds import Simulation
-    from pfl_lite.experiments.sweep import Sweep
 
 
 class PoliteGroup(TyperGroup):
@@ -247,20 +245,17 @@ def models() -> None:
 
 @app.command()
 def experiments() -> None:
-    """List the experiments: the papers' tables and figures that can be reproduced, and what they cost.
+    """List the experiments: the papers' tables and figures that can be reproduced, and how many runs they are.
 
     Example: `pfl-lite experiments`
-
-    Images are those that FedAvg would train on; a method of several phases or models looks at more.
-    `pfl-lite ledger missing NAME` gives core hours where some runs are there to measure by.
     """
-    from pfl_lite.experiments.care import price
-    from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS
+    from pfl_lite.papers import EXPERIMENTS, GROUPS
+    from pfl_lite.results.audit import size_of
 
     for name, e in EXPERIMENTS.items():
         typer.echo(f"{name}  {e.title}\n    arms   {', '.join(arm.key for arm in e.arms)}")
         for one in (e, e.at("paper")) if e.paper_budget else (e,):
-            typer.echo(f"    {one.budget:<5}  {one.rounds} rounds; {price(one)}")
+            typer.echo(f"    {one.budget:<5}  {one.rounds} rounds; {size_of(one)}")
     for name, parts in GROUPS.items():
         typer.echo(f"{name}  made of the runs of\n    {', '.join(parts)}")
 
@@ -523,11 +518,9 @@ def reproduce(
     With --scheduler the runs are trained on the workers of a Dask cluster, on as many machines as it has. On one GPU,
     --workers 3 lets three processes share it: it works on one run while the others prepare their rounds.
     """
-    from pfl_lite.experiments.care import whole
-    from pfl_lite.experiments.ledger import Ledger
-    from pfl_lite.experiments.protocols import DEFAULT_BUDGET, get_experiment, members
-    from pfl_lite.experiments.sweep import asked as sweep_of
-    from pfl_lite.experiments.sweep import reproduce as sweep
+    from pfl_lite.results.audit import count_missing
+    from pfl_lite.results.ledger import Ledger
+    from pfl_lite.results.run import reproduce as train
 
     try:
         numbers = None if seeds is None else [int(seed) for seed in seeds.split(",")]
@@ -535,62 +528,36 @@ def reproduce(
         raise InputError(
             f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
         ) from error
-    until = None if budget is None else time.monotonic() + parse_budget(budget)
-    written, left, interrupted = 0, 0, False
-    asked = None if methods is None else methods.split(",")
-    # those that take over another's settings come after those that search
-    parts = sorted(
-        (get_experiment(name, budget_name) for name in members(experiment)),
-        key=lambda one: one.searched_in is not None,
+    done = train(
+        experiment,
+        budget_name=budget_name,
+        methods=None if methods is None else methods.split(","),
+        seeds=numbers,
+        rounds=rounds,
+        workers=workers,
+        scheduler=scheduler,
+        budget=None if budget is None else parse_budget(budget),
+        device=device,
+        tf32=tf32,
+        ledger=Ledger(ledger),
     )
-    longest = max(part.longest for part in parts)
-    if rounds is not None and rounds > longest:
-        raise InputError(
-            f"{experiment} is trained for {longest} rounds: ask for fewer, or leave --rounds out"
-        )
-    # what is wrong with one of several experiments is told before the first of them is trained
-    sweeps: list[Sweep] = []
-    for part in parts:
-        least = None if rounds is None else min(rounds, part.longest)
-        sweeps.append(sweep_of(part, asked, numbers, least, device, tf32, Ledger(ledger)))
-        sweeps[-1].validate(sweeps[:-1])
-    for number, part in enumerate(parts, 1):
-        done = sweep(
-            part.name.removesuffix(f"-{part.budget}"),
-            budget_name=budget_name,
-            methods=asked,
-            seeds=numbers,
-            rounds=None if rounds is None else min(rounds, part.longest),
-            workers=workers,
-            scheduler=scheduler,
-            budget=None if until is None else max(until - time.monotonic(), 1e-9),
-            device=device,
-            tf32=tf32,
-            ledger=Ledger(ledger),
-        )
-        # no search, and no attempt that diverged
-        results = [path for path in done.written if re.search(r"-seed\d+\.json$", path.name)]
-        written, left, interrupted = written + len(results), left + done.left, done.interrupted
-        if interrupted or (until is not None and time.monotonic() >= until):
-            left += sum(len(rest.missing()) for rest in sweeps[number:])
-            break
-    if not left:
-        lacking = sum(len(whole(part, Ledger(ledger)).missing()) for part in parts)
-        ended = f"results written: {written}" if written else "nothing was left to do"
-        if not lacking:
-            typer.echo(f"{ended}; the ledger has all of {experiment}")
-            return
-        words = [f"pfl-lite ledger missing {experiment}"]
-        words += [f"--budget-name {budget_name}"] if budget_name != DEFAULT_BUDGET else []
-        words += [f"--ledger {shlex.quote(str(ledger))}"] if ledger is not None else []
+    if done.left:
+        why = "interrupted" if done.interrupted else "out of time"
         typer.echo(
-            f"{ended}, all that was asked for; the ledger lacks {lacking} more of {experiment}: `{' '.join(words)}`"
+            f"{why}; results written: {done.results}, runs left: {done.left}; the same command goes on from here"
         )
+        raise typer.Exit(130 if done.interrupted else 0)
+    ended = f"results written: {done.results}" if done.results else "nothing was left to do"
+    lacking = count_missing(experiment, Ledger(ledger), budget_name)
+    if not lacking:
+        typer.echo(f"{ended}; the ledger has all of {experiment}")
         return
-    why = "interrupted" if interrupted else "out of time"
-    typer.echo(f"{why}; results written: {written}, runs left: {left}; the same command goes on from here")
-    if interrupted:
-        raise typer.Exit(130)
+    words = [f"pfl-lite ledger missing {experiment}"]
+    words += [f"--budget-name {budget_name}"] if budget_name != "small" else []
+    words += [f"--ledger {shlex.quote(str(ledger))}"] if ledger is not None else []
+    typer.echo(
+        f"{ended}, all that was asked for; the ledger lacks {lacking} more of {experiment}: `{' '.join(words)}`"
+    )
 
 
 @app.command()
@@ -604,17 +571,19 @@ def table(
 
     Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
-    from pfl_lite.experiments import tables
-    from pfl_lite.experiments.ledger import Ledger
-    from pfl_lite.experiments.protocols import members, stand_ins
+    from pfl_lite.papers import members, stand_ins
+    from pfl_lite.results import tables
+    from pfl_lite.results.ledger import Ledger
     from pfl_lite.show import figures
+    from pfl_lite.show.render import render, render_table
 
+    there = Ledger(ledger)
     if experiment in figures.FIGURES:
-        typer.echo(figures.show(figures.figure(experiment, Ledger(ledger), budget_name), format))
+        typer.echo(render(figures.figure(experiment, there, budget_name), format, digits=4))
         return
-    found = {name: tables.table(name, Ledger(ledger), budget_name) for name in members(experiment)}
+    found = {name: tables.table(name, there, budget_name) for name in members(experiment)}
     for frame in [tables.stacked(found)] if format == "csv" else found.values():
-        typer.echo(tables.show(frame, format))
+        typer.echo(render_table(frame, format))
     if format == "text" and (others := stand_ins(experiment)):
         typer.echo(f"\nWhat stands in for data or networks has tables of its own: {', '.join(others)}")
 
@@ -633,14 +602,15 @@ def claims(
 
     Two numbers in brackets are a 95 % interval, by a bootstrap over clients and seeds.
     """
-    from pfl_lite.experiments import claims as checks
-    from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.results import verdicts
+    from pfl_lite.results.ledger import Ledger
+    from pfl_lite.show.render import render_verdicts
 
-    results = checks.claims(experiment, Ledger(ledger), budget_name)
+    results = verdicts.claims(experiment, Ledger(ledger), budget_name)
     if not results:
         typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
         return
-    typer.echo(checks.show(results))
+    typer.echo(render_verdicts(results))
 
 
 ledger_app = typer.Typer(
@@ -657,8 +627,8 @@ def ledger_check(ledger: StoredResults = None) -> None:
 
     Results that are missing are listed for information.
     """
-    from pfl_lite.experiments.care import check
-    from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.results.audit import check
+    from pfl_lite.results.ledger import Ledger
 
     found = check(Ledger(ledger))
     for note in found.notes:
@@ -680,10 +650,11 @@ def ledger_missing(
 
     Example: `pfl-lite ledger missing pfedmb-table1`
 
-    Core hours come from the speed of the ledger's runs with the same network; without any, images are counted.
+    A time is the median of the same rows' results in the ledger.
     """
-    from pfl_lite.experiments.care import missing, show
-    from pfl_lite.experiments.ledger import Ledger
+    from pfl_lite.results.audit import missing
+    from pfl_lite.results.ledger import Ledger
+    from pfl_lite.show.render import render_missing
 
     found = missing(experiment, Ledger(ledger), budget_name)
     if ledger is not None:  # else the printed commands would fill another one
@@ -692,7 +663,7 @@ def ledger_missing(
             one._replace(command=one.command + there, after=one.after + there * bool(one.after))
             for one in found
         ]
-    typer.echo(show(found) if found else f"nothing is missing of {experiment}")
+    typer.echo(render_missing(found) if found else f"nothing is missing of {experiment}")
 
 
 @app.command()

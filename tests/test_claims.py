@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.claims import CLAIMS, claims, frame, paired, show
-from pfl_lite.experiments.claims_pfedmb import branches_used
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, members
+from pfl_lite.papers import EXPERIMENTS, GROUPS, members
+from pfl_lite.papers.pfedmb import branches_used
+from pfl_lite.papers.statement import claims_by_name, paired
+from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.verdicts import claims, frame
+from pfl_lite.show.render import render_verdicts
 
 NAME = "pfedmb-table1"
 CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")
@@ -90,7 +92,7 @@ def verdict(tmp_path):
 
 
 def test_every_claim_needs_arms_that_exist():
-    for claim in CLAIMS.values():
+    for claim in claims_by_name().values():
         assert claim.experiment in EXPERIMENTS or claim.experiment in GROUPS
         assert set(claim.needs) <= set(members(claim.experiment)) or claim.experiment in claim.needs
         for name, arms in claim.needs.items():
@@ -103,7 +105,7 @@ def test_the_good_ledger_holds_everything(verdict, tmp_path):
     assert {result.id: result.verdict for result in results} == dict.fromkeys(
         ("B1", "B2", "B3", "B4", "B5", "B13", "B14"), "held"
     )
-    table, text = frame(results), show(results)
+    table, text = frame(results), render_verdicts(results)
     assert table["verdict"].tolist() == ["held"] * len(results) and table["value"].notna().all()
     assert {result.says for result in results} == {"held"}
     words = " ".join(text.split())  # long statistics are wrapped
@@ -117,7 +119,7 @@ def test_an_empty_ledger_decides_nothing(tmp_path):
     assert results[0].note == (
         "no complete run of pFedMB (eq. 5), pFedMB without alpha-weighting (eq. 6), FedAvg, Local"
     )
-    assert results[0].value is None and "no statistic" in show(results)
+    assert results[0].value is None and "no statistic" in render_verdicts(results)
     by_id = {one.id: one.note for one in results}
     assert by_id["B7"] == "no complete run of any of its 9 rows"  # rather than nine names
 
@@ -154,7 +156,7 @@ def test_b1_is_undecided_if_the_clients_disagree(verdict):
 
 def test_missing_runs_and_few_seeds_are_named(verdict):
     one = verdict("B1", seeds=(0,))
-    assert one.says == "held (1 seed)" and "held (1 seed)     " in show([one])
+    assert one.says == "held (1 seed)" and "held (1 seed)     " in render_verdicts([one])
     assert one.verdict == "held" and one.note.endswith(
         f"1 of 3 seeds; 6 of {EXPERIMENTS[NAME].rounds} rounds"
     )

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfl_lite.experiments.claim import Link, ahead, paired
-from pfl_lite.experiments.claims import CLAIMS, ClaimResult, claims
-from pfl_lite.experiments.claims_fedmn import sent
-from pfl_lite.experiments.claims_pfedmb import places
-from pfl_lite.experiments.claims_pflmoe import ALL
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, get_experiment
+from pfl_lite.papers import EXPERIMENTS, get_experiment
+from pfl_lite.papers.fedmn import sent
+from pfl_lite.papers.pfedmb import places
+from pfl_lite.papers.pflmoe import ALL
+from pfl_lite.papers.statement import Link, ahead, claims_by_name, paired
+from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.verdicts import ClaimResult, claims
 
 CLIENTS = 12
 WAVES = 0.02 * np.sin(np.arange(CLIENTS))
@@ -47,13 +47,13 @@ def verdict(tmp_path: Any) -> Callable[..., ClaimResult]:
 
     def test(id: str, level: Callable[[str, str], Any], seeds: tuple[int, ...] = (0, 1, 2)) -> ClaimResult:
         ledger = Ledger(tmp_path)
-        for name, arms in CLAIMS[id].needs.items():
+        for name, arms in claims_by_name()[id].needs.items():
             for arm in arms:
                 for seed in seeds if level(name, arm) is not None else ():
                     home = EXPERIMENTS[name].arm(arm)
                     where, key = (home.run_of or name), (home.rates_of if home.run_of else arm)
                     ledger.write(make_run(where, str(key), level(name, arm), seed))
-        (result,) = [one for one in claims(CLAIMS[id].experiment, ledger) if one.id == id]
+        (result,) = [one for one in claims(claims_by_name()[id].experiment, ledger) if one.id == id]
         return result
 
     return test
@@ -128,7 +128,7 @@ def test_a_comparison_uses_the_seeds_that_its_own_two_methods_have(tmp_path: Any
 
 def test_a_comparison_without_a_common_seed_keeps_a_claim_from_holding(tmp_path: Any) -> None:
     ledger, name = Ledger(tmp_path), "pfedmb-table2-dirichlet-50"
-    for arm in CLAIMS["B7"].needs[name]:
+    for arm in claims_by_name()["B7"].needs[name]:
         ledger.write(make_run(name, arm, 72 if arm == "pfedmb" else 60, seed=1 if arm == "ifca" else 0))
     (result,) = [one for one in claims("pfedmb-table2", ledger) if one.id == "B7"]
     assert result.verdict == "undecided" and "7 of 8 hold, 0 fail, 1 cannot be tested yet" in result.note
@@ -197,7 +197,7 @@ def test_pflmoe_s_claims_hold_on_the_paper_s_own_numbers(
         return EXPERIMENTS[name].arm(arm)
 
     ledger = Ledger(tmp_path)
-    for name, arms in CLAIMS[id].needs.items():
+    for name, arms in claims_by_name()[id].needs.items():
         for arm in arms:
             both = one_of(name, arm).papers if arm != "pfl_fb-all" else one_of(name, "pfl_fb").papers
             for seed in (0, 1):  # of one seed alone, a number that all clients share decides nothing
@@ -288,7 +288,7 @@ def test_m3_counts_floats_of_all_rounds(tmp_path: Any, floats: int, expected: st
 
 def test_claims_read_the_budget_that_is_asked_for(tmp_path: Any) -> None:
     ledger = Ledger(tmp_path)
-    for arm in CLAIMS["B7"].needs["pfedmb-table2-dirichlet-50"]:
+    for arm in claims_by_name()["B7"].needs["pfedmb-table2-dirichlet-50"]:
         ledger.write(
             make_run("pfedmb-table2-dirichlet-50", arm, 80 if arm == "pfedmb" else 70, budget="paper")
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -20,11 +21,11 @@ from pfl_lite.config import RunConfig
 from pfl_lite.data.images import load
 from pfl_lite.engine.rounds import load_model
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import crews
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network
+from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
+from pfl_lite.results import executors
+from pfl_lite.results.ledger import Ledger, default_folder
 from tests.test_sweep import Inline
 
 EIGHT = [
@@ -467,7 +468,7 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     for one in (searches, replace(searches, name="follows", searched_in="searches")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
     result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
     assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
     result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
@@ -505,7 +506,7 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
     for one in (first, waits, replace(first, name="elsewhere")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("first", "waits"))
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
     both = ["reproduce", "both", "--ledger", tmp_path]
     result = call(*both)
     assert (
@@ -537,12 +538,33 @@ def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> No
     assert result.exit_code == 2 and "typo" in result.stderr and "--ledger" in result.stderr
 
 
-def test_a_warning_is_its_sentence_alone(tmp_path: Path) -> None:
-    damaged = tmp_path / "pfedmb-table1" / "local-seed0.json"
-    damaged.parent.mkdir()
-    damaged.write_text("{")
-    said = call("table", "pfedmb-table1", "--ledger", tmp_path).stderr
-    assert said.startswith(f"pfl-lite: ledger file {damaged} is damaged: ") and len(said.splitlines()) == 1
+@pytest.mark.parametrize(
+    "command",
+    [
+        "table pfedmb-table1",
+        "table pfedmb-fig3",
+        "claims pfedmb-table1",
+        "ledger check",
+        "ledger missing pfedmb-table1",
+    ],
+)
+def test_what_only_reads_the_ledger_changes_no_file(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "pfedmb-table1"
+    shutil.copytree(default_folder() / "pfedmb-table1", folder)
+    damaged = folder / "local-seed0.json"
+    damaged.write_text(damaged.read_text()[:1000])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result = call(*command.split(), "--ledger", tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    told = [line for line in result.stderr.splitlines() if "is damaged" in line]
+    if command == "ledger check":
+        assert result.exit_code == 1 and "local-seed0.json" in result.stdout
+    else:  # a warning is its sentence alone
+        assert (
+            result.exit_code == 0
+            and len(told) == 1
+            and told[0].startswith(f"pfl-lite: ledger file {damaged} ")
+        )
 
 
 def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.ledger import Ledger, default_folder
+from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison
 from pfl_lite.show.comparison import curves, decode, encode, paired, ranks, worst_tenth
 from tests.test_claims_of_tables import make_run

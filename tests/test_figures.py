@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.ledger import Ledger, default_folder
-from pfl_lite.experiments.protocols import EXPERIMENTS
-from pfl_lite.show.figures import FIGURES, figure, show
+from pfl_lite.papers import EXPERIMENTS
+from pfl_lite.results.ledger import Ledger, default_folder
+from pfl_lite.show.figures import FIGURES, figure
+from pfl_lite.show.render import render
 from tests.test_claims_of_tables import CLIENTS, make_run
 from tests.test_cli import call
 
@@ -90,7 +91,7 @@ def test_floats_and_accuracy_of_fedmn(ledger: Ledger) -> None:
         ["cifar10", "FedAvg, 8 layers", 1e-4]
     ]
     assert any("data not available here" in note for note in frame.attrs["notes"])
-    back = pd.read_csv(io.StringIO(show(frame, "csv")))
+    back = pd.read_csv(io.StringIO(render(frame, "csv", digits=4)))
     assert list(back) == list(frame) and back["Accuracy (%)"][0] == pytest.approx(
         frame["Accuracy (%)"][0], abs=1e-4
     )
@@ -99,12 +100,12 @@ def test_floats_and_accuracy_of_fedmn(ledger: Ledger) -> None:
 def test_a_figure_is_laid_out_as_a_table_is(ledger: Ledger) -> None:
     frame = pd.DataFrame({"Setting": ["2 | 3"], "Value": [0.5]})
     frame.attrs = {"title": "A figure", "notes": ["a note"]}
-    lines = show(frame, "markdown").splitlines()
+    lines = [" ".join(line.split()) for line in render(frame, "markdown").splitlines()]
     assert lines == [
         "**A figure**",
         "",
         "| Setting | Value |",
-        "| --- | --- |",
+        "|-----------|---------|",
         "| 2 \\| 3 | 0.50 |",
         "",
         "- a note",
@@ -115,5 +116,5 @@ def test_wrong_names_are_answered(ledger: Ledger) -> None:
     with pytest.raises(InputError, match="unknown figure 'pflmoe-fig6': did you mean pflmoe-fig"):
         figure("pflmoe-fig6", ledger)
     with pytest.raises(InputError, match="unknown format"):
-        show(figure("pflmoe-fig1", ledger), "html")
+        render(figure("pflmoe-fig1", ledger), "html")
     assert set(EXPERIMENTS).isdisjoint(FIGURES)

@@ -11,12 +11,13 @@ import pytest
 
 from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import crews, sweep
-from pfl_lite.experiments.care import every_budget
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, GROUPS, Experiment, get_experiment, members
-from pfl_lite.experiments.tables import table
 from pfl_lite.methods import METHODS
+from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, get_experiment, members
+from pfl_lite.results import executors
+from pfl_lite.results import run as runner
+from pfl_lite.results.audit import every_budget
+from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.tables import table
 from pfl_lite.show.figures import FIGURES
 from tests.test_sweep import Inline
 
@@ -40,7 +41,6 @@ def test_budgets_differ_in_what_is_spent_and_in_nothing_else(one: Experiment) ->
         "model",
         "epochs",
         "participation",
-        "metric",
         "measures",
     ):
         assert getattr(paper, name) == getattr(one, name)
@@ -184,13 +184,13 @@ def test_letters_and_writers_run_from_small_files_of_their_format(
     )
     tiny = replace(one, name="letters", clients=4, rounds=2, search_rounds=3, model="mlp", arms=arms)
     monkeypatch.setitem(EXPERIMENTS, "letters", tiny)
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
     ledger = Ledger(tmp_path / "results")
     assert set(table(tiny, ledger)["Reason"]) == {
         f"data not available here; where it is: `pfl-lite reproduce letters --methods {arm.key}`"
         for arm in arms
     }
-    assert len(sweep.reproduce("letters", ledger=ledger, device="cpu").written) == 5
+    assert len(runner.reproduce("letters", ledger=ledger, device="cpu").written) == 5
     assert not table(tiny, ledger)["Ours (%)"].isna().any()
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from pfl_lite.experiments import care, protocols, sweep
-from pfl_lite.experiments.experiment import Arm, climbed
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import PFEDMB_TABLE1, get_experiment
+import pfl_lite.papers as protocols
+from pfl_lite.papers import PFEDMB_TABLE1, get_experiment
+from pfl_lite.papers.experiment import Arm, climbed
+from pfl_lite.results import audit as care
+from pfl_lite.results import plan
+from pfl_lite.results import run as runner
+from pfl_lite.results.ledger import Ledger
 
 
 def best_at(**wanted: float) -> Any:
@@ -29,7 +32,7 @@ def climb(
 ) -> Any:
     arm = Arm("fedprox", "fedprox", "FedProx", None, grid, ladders=ladders)
     scored: list[dict[str, Any]] = []
-    while len(tried := climbed(arm, scored, candidates, sweep.rank)) > len(scored):
+    while len(tried := climbed(arm, scored, candidates, plan.rank)) > len(scored):
         assert tried[: len(scored)] == tuple(one["settings"] for one in scored)  # what was tried stays
         scored.append(score(tried[len(scored)], ladders))
     return [tuple(one["settings"].values()) for one in scored]
@@ -56,7 +59,7 @@ def test_a_search_climbs_its_ladders_until_its_best_is_no_longer_at_the_edge() -
 
 def test_a_search_without_ladders_is_its_grid() -> None:
     arm = Arm("fedavg", "fedavg", "FedAvg", None, ({"lr": 0.1}, {"lr": 0.2}))
-    assert climbed(arm, [], (9, 9), sweep.rank) == arm.grid
+    assert climbed(arm, [], (9, 9), plan.rank) == arm.grid
 
 
 def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, 
     )  # fmt: skip
     monkeypatch.setitem(protocols.EXPERIMENTS, "tiny", tiny)
     ledger = Ledger(tmp_path)
-    assert sweep.reproduce("tiny", ledger=ledger, device="cpu").left == 0
+    assert runner.reproduce("tiny", ledger=ledger, device="cpu").left == 0
     (search,) = ledger.searches("tiny")
     rates = [one["settings"]["lr"] for one in search["candidates"]]
     assert 3 <= len(rates) <= len(RUNGS) and rates[0] == 0.001
@@ -75,6 +78,6 @@ def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, 
     best = max(scores, key=lambda rate: scores[rate])
     assert search["chosen"] == {"lr": best} and best in (*sorted(rates)[1:-1], RUNGS[0], RUNGS[-1])
     assert ledger.read("tiny")[0]["config"]["lr"] == best
-    assert sweep.reproduce("tiny", ledger=ledger, device="cpu").written == []
+    assert runner.reproduce("tiny", ledger=ledger, device="cpu").written == []
     assert care.check(ledger).faults == [] and care.missing("tiny", ledger) == []
     assert get_experiment("tiny").heading.endswith("has not risen for 1 rounds, 2 rounds at most, 1 seed)")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pfl_lite.experiments.statistics import (
+from pfl_lite.papers.statistics import (
     Estimate,
     agreement,
     best_rank,

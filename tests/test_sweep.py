@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 
+import pfl_lite.papers as protocols
 from pfl_lite.engine.rounds import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.experiments import care, crews, protocols, sweep
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
-from pfl_lite.experiments.tables import table
+from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
+from pfl_lite.results import audit as care
+from pfl_lite.results import executors, plan
+from pfl_lite.results import run as runner
+from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.tables import table
 from pfl_lite.show import pages
 
 ROUNDS = 30  # of a result of `enter_steady`
@@ -102,7 +105,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
         seeds=(0, 1),
     )
     monkeypatch.setitem(EXPERIMENTS, "tiny", small)
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
     return "tiny"
 
 
@@ -123,7 +126,7 @@ def moe(monkeypatch: pytest.MonkeyPatch) -> str:
         ),
     )
     monkeypatch.setitem(EXPERIMENTS, "moe", small)
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
     return "moe"
 
 
@@ -134,17 +137,17 @@ def test_arms_that_personalise_one_training_share_it_and_equal_runs_of_their_own
     advance = Simulation.advance
     monkeypatch.setattr(Simulation, "advance", lambda sim: (trained.append(sim.method.name), advance(sim))[1])
     ledger, experiment = Ledger(tmp_path / "shared"), get_experiment(moe)
-    first = sweep.reproduce(moe, ledger=ledger, device="cpu", methods=["fedavg", "pfl_mf"], workers=2)
+    first = runner.reproduce(moe, ledger=ledger, device="cpu", methods=["fedavg", "pfl_mf"], workers=2)
     assert [path.name for path in first.written] == ["fedavg-seed0.json", "pfl_mf-seed0.json"]
     (kept,) = (tmp_path / "shared" / ".checkpoints").rglob("*.pt")  # others may want it
     assert kept.name == "fedavg-seed0-run.pt"
-    written, left, _ = sweep.reproduce(moe, ledger=ledger, device="cpu")
+    written, left, *_ = runner.reproduce(moe, ledger=ledger, device="cpu")
     assert len(written) == 6 and left == 0 and trained == ["fedavg"] * 2 + ["local"] * 2
     assert not list((tmp_path / "shared" / ".checkpoints").rglob("*.pt"))
 
     alone = Ledger(tmp_path / "alone")
     for key in ("pfl_fb", "pfl_mf", "pfl_mfe-code"):
-        sweep.reproduce(moe, ledger=alone, device="cpu", methods=[key])
+        runner.reproduce(moe, ledger=alone, device="cpu", methods=[key])
         mine, shared = alone.get(moe, key, 0), ledger.get(moe, key, 0)
         assert mine is not None and shared is not None
         for name in ("config", "rounds", "final", "final_before_ft", "images_trained"):
@@ -166,7 +169,7 @@ def test_arms_that_personalise_one_training_share_it_and_equal_runs_of_their_own
 
 def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]).written
+    written = runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]).written
     assert sorted({path.name for path in written}) == [
         "fedavg-seed0.json", "local-seed0.json", "pfedmb-plain-seed0.json", "pfedmb-seed0.json",
         "search-fedavg.json", "search-local.json", "search-pfedmb.json",
@@ -183,7 +186,7 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
         and run["config"]["method"]["alpha_lr"] == best["alpha_lr"]
     )
     assert run["rounds"][1]["tuned_accuracy"] is not None and set(run["watch"]["alpha"]) == {"0", "1", "2"}
-    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, False)
+    assert runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, False, 0)
     assert not list((tmp_path / ".checkpoints").rglob("*.pt"))
     frame = table(tiny, ledger)
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
@@ -191,25 +194,30 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
 
 def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9) == (
+    assert runner.reproduce(
+        tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9
+    ) == (
         [],
         3,
         False,
+        0,
     )
-    assert len(sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
+    assert (
+        len(runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
+    )
 
 
 def test_a_shorter_run_changes_nothing_and_a_longer_one_takes_the_place(tiny: str, tmp_path: Path) -> None:
     ledger, asked = Ledger(tmp_path), {"methods": ["local"], "device": "cpu", "seeds": [0]}
-    sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked)
+    runner.reproduce(tiny, ledger=ledger, rounds=1, **asked)
     short = ledger.get(tiny, "local", 0)
-    sweep.reproduce(tiny, ledger=ledger, **asked)
+    runner.reproduce(tiny, ledger=ledger, **asked)
     long = ledger.get(tiny, "local", 0)
     assert short is not None and long is not None
     assert [entry["round"] for entry in long["rounds"]] == [0, 1, 2]
     assert long["rounds"][1]["personal_accuracy"] == short["rounds"][1]["personal_accuracy"]
     before = (tmp_path / tiny / "local-seed0.json").read_text()
-    assert sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked).written == []
+    assert runner.reproduce(tiny, ledger=ledger, rounds=1, **asked).written == []
     assert (tmp_path / tiny / "local-seed0.json").read_text() == before
 
 
@@ -236,10 +244,12 @@ def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_orde
     arm = experiment.arm("fedavg")
     chosen = []
     for order in ((0, 1), (1, 0)):
-        search = sweep.Sweep(experiment, [arm], [0], None, "cpu", Ledger(tmp_path / str(order)))
+        search = plan.Plan(experiment, [arm], [0], None, "cpu", Ledger(tmp_path / str(order)))
         tasks = {task.candidate: task for task in search.tasks()}
         for number in order:
-            search.record(tasks[number], {"final": {"val_accuracy": [0.5]}, "rounds": [], "seconds": 1.0})
+            runner.record(
+                search, tasks[number], {"final": {"val_accuracy": [0.5]}, "rounds": [], "seconds": 1.0}
+            )
         chosen.append(search.chosen(arm))
     assert chosen == [arm.grid[0]] * 2
 
@@ -252,12 +262,12 @@ def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
         lambda: list(folder.rglob("local-*-run.pt")), lambda: multiprocessing.active_children()[0].kill()
     )
     asked: dict[str, Any] = {"methods": ["local"], "seeds": [0], "device": "cpu"}
-    done = sweep.reproduce(steady, workers=1, ledger=Ledger(folder), **asked)
+    done = runner.reproduce(steady, workers=1, ledger=Ledger(folder), **asked)
     said = capsys.readouterr().out
     assert not killed.is_alive() and "a worker was lost" in said and "go on with local" in said
     assert len(done.written) == 1 and not list(folder.rglob("*.pt"))
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", Inline)
-    sweep.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    runner.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
     assert entries(folder) == entries(tmp_path / "alone")
 
 
@@ -272,10 +282,10 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
             future.set_exception(BrokenExecutor())
             return future
 
-    monkeypatch.setattr(crews, "ProcessPoolExecutor", TooBig)
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", TooBig)
     ledger = Ledger(tmp_path)
     with pytest.raises(InputError, match="out of memory: local seed 0; the same command"):
-        sweep.reproduce(steady, rounds=1, device="cpu", ledger=ledger)
+        runner.reproduce(steady, rounds=1, device="cpu", ledger=ledger)
     assert sorted(entries(tmp_path)) == [
         "fedavg-seed0.json", "fedavg-seed1.json", "local-seed1.json", "search-fedavg.json"
     ]  # fmt: skip
@@ -284,8 +294,10 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
 LONG = """
 from dataclasses import replace
 from pathlib import Path
-from pfl_lite.experiments import protocols, sweep
-from pfl_lite.experiments.ledger import Ledger
+import pfl_lite.papers as protocols
+from pfl_lite.results import plan
+from pfl_lite.results import run as runner
+from pfl_lite.results.ledger import Ledger
 
 if __name__ == "__main__":
     long = replace(
@@ -293,7 +305,7 @@ if __name__ == "__main__":
         arms=(replace(protocols.PFEDMB_TABLE1.arm("local"), grid=()),),
     )
     protocols.EXPERIMENTS["long"] = long
-    sweep.reproduce("long", seeds=[0], device="cpu", ledger=Ledger(Path.cwd()))
+    runner.reproduce("long", seeds=[0], device="cpu", ledger=Ledger(Path.cwd()))
 """
 
 
@@ -325,7 +337,7 @@ def test_two_calls_for_one_experiment_and_ledger_are_refused(
     ledger = Ledger(tmp_path)
     with ledger.reserved(tiny):
         with pytest.raises(InputError, match="another call trains for tiny"):
-            sweep.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
+            runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
         with ledger.reserved("another"):
             pass
     assert not list(tmp_path.iterdir())
@@ -337,9 +349,9 @@ def test_two_calls_for_one_experiment_and_ledger_are_refused(
 def test_exact_products_are_asked_for_in_searches_and_results(exact: bool, tmp_path: Path) -> None:
     experiment = get_experiment("pfedmb-table1")
     arms = [experiment.arm("local")]
-    search = sweep.Sweep(experiment, arms, [0], 2, "cpu", Ledger(tmp_path), not exact)
+    search = plan.Plan(experiment, arms, [0], 2, "cpu", Ledger(tmp_path), not exact)
     assert {task.config.tf32 for task in search.tasks()} == {not exact}
-    found = sweep.Sweep(experiment, arms, [7], 2, "cpu", Ledger(), not exact)  # whose rates are chosen
+    found = plan.Plan(experiment, arms, [7], 2, "cpu", Ledger(), not exact)  # whose rates are chosen
     assert [task.config.tf32 for task in found.tasks()] == [not exact]
 
 
@@ -347,14 +359,14 @@ def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
     steady: str, tmp_path: Path
 ) -> None:
     experiment = get_experiment(steady)
-    (task,) = sweep.Sweep(experiment, [experiment.arm("local")], [0], 2, "cpu", Ledger(tmp_path)).tasks()
+    (task,) = plan.Plan(experiment, [experiment.arm("local")], [0], 2, "cpu", Ledger(tmp_path)).tasks()
     rounds: list[int] = []
 
-    def stop(_: crews.Key, at: int) -> bool:
+    def stop(_: plan.Key, at: int) -> bool:
         rounds.append(at)
         return False
 
-    report = crews.train(task, tmp_path / "elsewhere" / "x.pt", stop)
+    report = executors.train(task, tmp_path / "elsewhere" / "x.pt", stop)
     assert report is not None and report["complete"] and rounds == [0, 1] and not list(tmp_path.iterdir())
 
 
@@ -376,16 +388,16 @@ def test_settings_and_runs_are_taken_over_from_another_experiment(
     ledger, words = Ledger(tmp_path), "`pfl-lite reproduce tiny --methods pfedmb` comes first"
     for name in ("scan", "again"):  # through a chain, too
         with pytest.raises(InputError, match=words):
-            sweep.reproduce(name, ledger=ledger, device="cpu")
+            runner.reproduce(name, ledger=ledger, device="cpu")
     with pytest.raises(
         InputError, match=r"b5 of scan is pfedmb of tiny: `pfl-lite reproduce tiny --methods pfedmb` makes"
     ):
-        sweep.reproduce("scan", ledger=ledger, device="cpu", methods=["b5"])
-    sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb"], seeds=[0])
+        runner.reproduce("scan", ledger=ledger, device="cpu", methods=["b5"])
+    runner.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb"], seeds=[0])
     search, theirs = ledger.get(tiny, "pfedmb", None), ledger.get(tiny, "pfedmb", 0)
     assert search is not None and theirs is not None
     for name in ("scan", "again"):
-        (path,) = sweep.reproduce(name, ledger=ledger, device="cpu").written
+        (path,) = runner.reproduce(name, ledger=ledger, device="cpu").written
         assert path.name == "b3-seed0.json"
         config = json.loads(path.read_text())["config"]
         assert (
@@ -408,20 +420,20 @@ def test_the_paper_s_budget_has_a_folder_and_an_arm_rounds_of_its_own(
     small = replace(base, arms=arms, seeds=(0,), paper_budget={"rounds": 3, "search_rounds": 2, "arms": arms})
     monkeypatch.setitem(EXPERIMENTS, tiny, small)
     ledger = Ledger(tmp_path)
-    assert len(sweep.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper").written) == 4
+    assert len(runner.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper").written) == 4
     found = {run["arm"]: run["rounds"][-1]["round"] for run in ledger.read(f"{tiny}-paper")}
     assert found == {"local": 4, "fedavg": 3} and not ledger.read(tiny)
     (search, _) = ledger.searches(f"{tiny}-paper")
     assert search["candidates"][0]["rounds"] == 2
-    assert sweep.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper") == ([], 0, False)
-    written = sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, methods=["local"]).written
+    assert runner.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper") == ([], 0, False, 0)
+    written = runner.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, methods=["local"]).written
     assert json.loads(written[-1].read_text())["config"]["rounds"] == 1  # what is asked for counts
 
 
 def test_a_search_may_differ_from_its_results(tiny: str, tmp_path: Path) -> None:
     base = get_experiment(tiny)
     arm = replace(base.arm("fedavg"), search={"epochs": 3})
-    one = sweep.Sweep(replace(base, arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    one = plan.Plan(replace(base, arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
     assert {task.config.epochs for task in one.tasks()} == {3} and one.config(arm, 0).epochs == 1
 
 
@@ -445,12 +457,12 @@ def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
     tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path
 ) -> None:
     ledger = Ledger(tmp_path)
-    (search,) = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[]).written[-1:]
+    (search,) = runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[]).written[-1:]
     candidates = json.loads(search.read_text())["candidates"]
     second, best = sorted(candidates, key=lambda one: one["validation_accuracy"])
     first, then = best["settings"]["lr"], second["settings"]["lr"]
     on_the_brink.add((0, first))
-    written = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
+    written = runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
     assert [path.name for path in written] == [
         "fedavg-seed0-diverged1.json", "fedavg-seed0.json", "fedavg-seed1.json"
     ]  # fmt: skip
@@ -458,7 +470,7 @@ def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
     assert failed["kind"] == "diverged" and not failed["complete"] and len(failed["rounds"]) == 3  # 0, 1, 2
     assert [one["config"]["lr"] for one in (failed, result, other)] == [first, then, first]
     assert [run["seed"] for run in ledger.read(tiny)] == [0, 1] and ledger.diverged(tiny) == [failed]
-    assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
+    assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False, 0)
     assert care.check(ledger).faults == []
     (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
     assert f"seed 0 diverged in round 2 with lr {first:g} and was run again with lr {then:g}" in row["Reason"]
@@ -477,14 +489,14 @@ def test_rows_that_take_over_another_row_s_rates_follow_it_to_the_next_candidate
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=(arms[0],), seeds=(0,)))
     monkeypatch.setitem(EXPERIMENTS, "heir", replace(heir, seeds=(0,)))
     ledger = Ledger(tmp_path)
-    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
     (search,) = ledger.searches(tiny)
     first = search["chosen"]["lr"]
     then = next(one["lr"] for one in grid if one["lr"] != first)
     on_the_brink.add((0, first))
-    sweep.reproduce(tiny, ledger=ledger, device="cpu")
+    runner.reproduce(tiny, ledger=ledger, device="cpu")
     on_the_brink.add((0, then))  # a row that takes rates over has no other candidate
-    sweep.reproduce("heir", ledger=ledger, device="cpu")
+    runner.reproduce("heir", ledger=ledger, device="cpu")
     (own,), (follower,) = ledger.read(tiny), ledger.read("heir")
     assert own["config"]["lr"] == follower["config"]["lr"] == then and ledger.diverged("heir") == []
     assert care.check(ledger).faults == []
@@ -501,16 +513,16 @@ def test_a_row_that_takes_over_rates_waits_for_the_row_that_it_follows(
     )  # the follower is first
     ledger = Ledger(tmp_path)
     with pytest.raises(InputError, match="tiny --methods pfedmb --seeds 0` comes first"):  # before any search
-        sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb-plain"])
+        runner.reproduce(tiny, ledger=ledger, device="cpu", methods=["pfedmb-plain"])
     assert not ledger.searches(tiny)
-    sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+    runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
     after = {one.command: one.after for one in care.missing(tiny, ledger)}
     assert after == {
         "pfl-lite reproduce tiny --methods pfedmb-plain --seeds 0": "pfl-lite reproduce tiny --methods pfedmb --seeds 0",
         "pfl-lite reproduce tiny --methods pfedmb --seeds 0": "",
     }
     on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
-    written = sweep.reproduce(tiny, ledger=ledger, device="cpu").written
+    written = runner.reproduce(tiny, ledger=ledger, device="cpu").written
     assert [path.name for path in written] == [
         "pfedmb-seed0-diverged1.json", "pfedmb-seed0.json", "pfedmb-plain-seed0.json"
     ]  # fmt: skip
@@ -529,7 +541,7 @@ def test_a_row_of_another_experiment_follows_the_nearest_that_has_the_row(
     )
     for one in (middle, scan):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
-    sweeping = sweep.Sweep(scan, scan.arms, [0], None, "cpu", Ledger(tmp_path))
+    sweeping = plan.Plan(scan, scan.arms, [0], None, "cpu", Ledger(tmp_path))
     assert sweeping.leader(scan.arms[0]).name == "middle" and sweeping.searching.name == tiny
 
 
@@ -537,7 +549,7 @@ def test_a_candidate_that_was_scored_under_another_protocol_is_scored_again(
     tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
-    sweep.reproduce(tiny, ledger=ledger, **asked)
+    runner.reproduce(tiny, ledger=ledger, **asked)
     (before,) = ledger.searches(tiny)
     arms = tuple(replace(arm, search={"rounds": 2}) for arm in EXPERIMENTS[tiny].arms)
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=arms))
@@ -546,7 +558,7 @@ def test_a_candidate_that_was_scored_under_another_protocol_is_scored_again(
     assert "pfl-lite reproduce tiny --methods fedavg" in {
         one.command.partition(" --seeds")[0] for one in care.missing(tiny, ledger)
     }
-    sweep.reproduce(tiny, ledger=ledger, **asked)
+    runner.reproduce(tiny, ledger=ledger, **asked)
     (after,) = ledger.searches(tiny)
     assert [one["rounds"] for one in after["candidates"]] == [2, 2, 1, 1]  # nothing is thrown away
     assert after["candidates"][2:] == before["candidates"]
@@ -559,7 +571,7 @@ def test_a_result_of_another_protocol_is_a_fault(
     tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ledger = Ledger(tmp_path)
-    sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])
+    runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0])
     assert care.check(ledger).faults == []
     run = ledger.read(tiny)[0]
     ledger.write(run | {"kind": "diverged", "attempt": 1, "seed": 1, "complete": False})
@@ -571,7 +583,7 @@ def test_a_result_of_another_protocol_is_a_fault(
 
 def test_more_rounds_than_the_protocol_has_are_refused(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tiny is trained for 2 rounds: ask for fewer, or leave rounds out"):
-        sweep.reproduce(tiny, ledger=Ledger(tmp_path), rounds=3, device="cpu")
+        runner.reproduce(tiny, ledger=Ledger(tmp_path), rounds=3, device="cpu")
 
 
 def test_what_is_there_already_is_not_checked_for_fewer_rounds(
@@ -584,36 +596,36 @@ def test_what_is_there_already_is_not_checked_for_fewer_rounds(
     )
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(base, arms=(fedmn, replace(base.arm("local"), grid=()))))
     with pytest.raises(InputError, match="more than pretrain"):
-        sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0])
-    sweep.reproduce(tiny, ledger=ledger, device="cpu", methods=["fedmn"], seeds=[0])
-    (written,) = sweep.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0]).written
+        runner.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0])
+    runner.reproduce(tiny, ledger=ledger, device="cpu", methods=["fedmn"], seeds=[0])
+    (written,) = runner.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, seeds=[0]).written
     assert written.name == "local-seed0.json"
 
 
 def test_a_setting_that_cannot_be_is_told_before_the_search(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     with pytest.raises(InputError, match="seed"):
-        sweep.reproduce(tiny, ledger=ledger, seeds=[-1], device="cpu")
+        runner.reproduce(tiny, ledger=ledger, seeds=[-1], device="cpu")
     assert not ledger.searches(tiny)
-    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg", "fedavg"], seeds=[0, 0], device="cpu")
+    runner.reproduce(tiny, ledger=ledger, methods=["fedavg", "fedavg"], seeds=[0, 0], device="cpu")
     assert len(ledger.read(tiny)) == 1
 
 
 def test_a_task_is_described_by_what_its_search_tries(tiny: str, tmp_path: Path) -> None:
     arm = replace(PFEDMB_TABLE1.arm("fedavg"), method="fedprox", grid=({"lr": 0.1, "mu": 0.5},))
-    one = sweep.Sweep(replace(EXPERIMENTS[tiny], arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    one = plan.Plan(replace(EXPERIMENTS[tiny], arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
     (task,) = one.tasks()
-    assert sweep.describe(task, arm) == "lr 0.1, mu 0.5, 1 rounds"
+    assert runner.describe(task, arm) == "lr 0.1, mu 0.5, 1 rounds"
 
 
 def test_a_longer_run_that_diverges_takes_the_place_of_the_shorter_one(
     tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path
 ) -> None:
     ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
-    sweep.reproduce(tiny, ledger=ledger, rounds=1, **asked)
+    runner.reproduce(tiny, ledger=ledger, rounds=1, **asked)
     (short,) = ledger.read(tiny)
     on_the_brink.add((0, short["config"]["lr"]))
-    (path,) = sweep.reproduce(tiny, ledger=ledger, **asked).written
+    (path,) = runner.reproduce(tiny, ledger=ledger, **asked).written
     assert path.name == "fedavg-seed0.json" and ledger.diverged(tiny) == []
     (long,) = ledger.read(tiny)
     assert long["config"]["lr"] == short["config"]["lr"] and len(long["rounds"]) == 4
@@ -624,11 +636,11 @@ def test_what_an_attempt_leaves_behind_is_not_taken_up_by_the_next(
     tiny: str, on_the_brink: set[tuple[int, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
-    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
+    runner.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
     on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
     with monkeypatch.context() as patch:  # as if killed before its checkpoint is dropped
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        sweep.reproduce(tiny, ledger=ledger, **asked)
+        runner.reproduce(tiny, ledger=ledger, **asked)
     kept = sorted(path.name for path in (tmp_path / ".checkpoints").rglob("fedavg-seed0-*.pt"))
     assert kept == ["fedavg-seed0-run.pt", "fedavg-seed0-run2.pt"] and len(ledger.read(tiny)) == 1
 
@@ -643,9 +655,9 @@ def test_an_attempt_is_an_unfinished_run_whichever_round_it_ended_in(
 ) -> None:
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], rounds=last))
     ledger, asked = Ledger(tmp_path), {"methods": ["fedavg"], "device": "cpu", "seeds": [0]}
-    sweep.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
+    runner.reproduce(tiny, ledger=ledger, methods=["fedavg"], device="cpu", seeds=[])
     on_the_brink.add((0, ledger.searches(tiny)[0]["chosen"]["lr"]))
-    sweep.reproduce(tiny, ledger=ledger, **asked)
+    runner.reproduce(tiny, ledger=ledger, **asked)
     (failed,) = ledger.diverged(tiny, "fedavg", 0)
     assert not failed["complete"] and failed["rounds"][-1]["round"] == 2
     with pytest.raises(InputError, match="already holds an attempt that diverged"):
@@ -663,7 +675,7 @@ def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
             EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], seeds=(0,), next_candidate=next_candidate)
         )
         ledger = Ledger(tmp_path / str(next_candidate))
-        written = sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
+        written = runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu").written
         found = [json.loads(path.read_text()) for path in written if "seed" in path.name]
         assert [one["kind"] for one in found] == kinds and found[-1]["complete"]
         (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
@@ -672,7 +684,7 @@ def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
             row["Status"] == "diverged"
             and pages.grid(tiny, ledger=ledger).data.loc["FedAvg", (tiny, "ours")] == "diverged"
         )
-        assert sweep.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False)
+        assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, False, 0)
 
 
 def test_a_row_that_takes_over_a_training_says_that_it_diverged(
@@ -685,7 +697,7 @@ def test_a_row_that_takes_over_a_training_says_that_it_diverged(
         return entry | ({"diverged": [4]} if entry["round"] == 2 else {})
 
     monkeypatch.setattr(Simulation, "advance", stumbling)
-    sweep.reproduce(moe, methods=["fedavg", "pfl_fb"], ledger=ledger, device="cpu")
+    runner.reproduce(moe, methods=["fedavg", "pfl_fb"], ledger=ledger, device="cpu")
     assert [run["rounds"][-1]["diverged"] for run in ledger.read(moe)] == [[4], [4]]
     rows = table(moe, ledger).dropna(subset="Ours (%)")
     assert len(rows) == 4  # two tests each
@@ -698,7 +710,7 @@ def test_a_candidate_that_diverged_is_chosen_last() -> None:
         {"validation_accuracy": 0.2},
         {"validation_accuracy": 0.3},
     ]
-    assert [one["validation_accuracy"] for one in sweep.ranked(scores)] == [0.3, 0.2, 0.5]
+    assert [one["validation_accuracy"] for one in plan.ranked(scores)] == [0.3, 0.2, 0.5]
 
 
 def test_a_search_says_which_candidate_diverged(
@@ -708,7 +720,7 @@ def test_a_search_says_which_candidate_diverged(
     monkeypatch.setitem(EXPERIMENTS, tiny, replace(EXPERIMENTS[tiny], arms=(arm,)))
     ledger = Ledger(tmp_path)
     with pytest.warns(UserWarning, match="fedavg diverged: after round 1"):
-        sweep.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
+        runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[])
     (search,) = ledger.searches(tiny)
     assert [one.get("diverged") for one in search["candidates"]] == [1, None] and search["chosen"] == {
         "lr": 0.1

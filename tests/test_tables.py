@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.ledger import Ledger, default_folder
-from pfl_lite.experiments.protocols import EXPERIMENTS, members
-from pfl_lite.experiments.tables import accuracy, in_order, judge, show, table
+from pfl_lite.papers import EXPERIMENTS, members
+from pfl_lite.results.ledger import Ledger, default_folder
+from pfl_lite.results.tables import accuracy, in_order, judge, table
+from pfl_lite.show.render import render_table
 from tests.test_cli import call
 
 NAME = "pfedmb-table1"
@@ -244,7 +245,7 @@ def test_one_seed_has_no_spread(ledger):
     fill(ledger, {}, seeds=(0,))
     result = rows(ledger)
     assert result["s.d."].isna().all() and result["Reason"].str.contains("no s.d. from one seed").all()
-    text = show(table(NAME, ledger))
+    text = render_table(table(NAME, ledger))
     assert "±" not in text and f"{PAPER['pfedmb']:.2f} (n = 1)" in text
 
 
@@ -261,7 +262,7 @@ def test_every_format_holds_every_row(ledger):
     fill(ledger, {})
     (ledger.folder / NAME / f"pfedmb-seed{EXPERIMENT.seeds[0]}.json").unlink()
     frame = table(NAME, ledger)
-    text, markdown = show(frame), show(frame, "markdown")
+    text, markdown = render_table(frame), render_table(frame, "markdown")
     for arm in EXPERIMENT.arms:
         assert arm.label in text and arm.label in markdown
     assert f"{PAPER['local']:.2f} ± 0.10 (n = 3)" in markdown
@@ -274,7 +275,7 @@ def test_every_format_holds_every_row(ledger):
     for arm in EXPERIMENT.arms:  # columns start where their heading starts
         line = next(line for line in body if line.startswith(arm.label + " "))
         assert line[head.index("Paper (%)") :].startswith(f"{arm.paper:.2f}")
-    back = pd.read_csv(io.StringIO(show(frame, "csv")))
+    back = pd.read_csv(io.StringIO(render_table(frame, "csv")))
     assert list(back) == list(frame) and np.allclose(back["Gap"], frame["Gap"], atol=0.005)
     assert back["Seeds"].tolist() == frame["Seeds"].tolist()
 
@@ -283,7 +284,7 @@ def test_wrong_names_are_answered_with_the_right_ones(ledger):
     with pytest.raises(InputError, match=r"unknown experiment 'pfedmb-tabel1': did you mean pfedmb-table1"):
         table("pfedmb-tabel1", ledger)
     with pytest.raises(InputError, match="unknown format 'html'"):
-        show(table(NAME, ledger), "html")
+        render_table(table(NAME, ledger), "html")
 
 
 def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path):
@@ -304,7 +305,9 @@ def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
     fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=20)
     ledger.write(make_run("local", 60, seed=EXPERIMENT.seeds[2]))
     assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds)")
-    assert "small budget (30 rounds, 3 seeds)" in show(table(NAME, ledger), "markdown").splitlines()[0]
+    assert (
+        "small budget (30 rounds, 3 seeds)" in render_table(table(NAME, ledger), "markdown").splitlines()[0]
+    )
     ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
     paper = table(NAME, ledger, "paper")  # another folder: nothing of the small budget is in it
     assert "paper budget (100 rounds" in paper.attrs["title"] and paper["Seeds"].tolist() == [1, 0, 0, 0]
@@ -342,7 +345,7 @@ def test_another_network_is_a_trend_at_best(ledger):
 def test_what_a_figure_draws_without_a_number_is_no_addition_of_ours(ledger):
     fill(ledger, {})
     arms = tuple(replace(arm, paper=None) for arm in EXPERIMENT.arms)
-    drawn = table(replace(EXPERIMENT, arms=arms, paper_table="FedMN, Fig. 2"), ledger)
+    drawn = table(replace(EXPERIMENT, arms=arms, drawn=True), ledger)
     assert set(drawn["Status"]) == {"drawn only"} and set(drawn["Reason"]) == {
         "the paper draws it and prints no number"
     }
@@ -359,7 +362,7 @@ def test_the_run_of_another_experiment_fills_its_cell(ledger):
 
 
 def test_where_the_data_cannot_be_had_the_row_says_the_command(ledger):
-    text = " ".join(show(table("fedmn-table2-femnist", ledger, "paper")).split())
+    text = " ".join(render_table(table("fedmn-table2-femnist", ledger, "paper")).split())
     for key in ("local", "pfl_ft", "fedmn"):
         reasons = table("fedmn-table2-femnist", ledger, "paper")["Reason"]
         said = f"`pfl-lite reproduce fedmn-table2-femnist --methods {key} --budget-name paper`"

@@ -21,8 +21,8 @@ from pfl_lite.chapter import front_end
 from pfl_lite.data.partition import heterogeneity
 from pfl_lite.data.recipes import apportion
 from pfl_lite.errors import InputError
-from pfl_lite.experiments.ledger import Ledger, default_folder
 from pfl_lite.models.modular import in_use
+from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison, explorers
 from pfl_lite.show.plots import EXPERT_COLOURS, METHOD_COLOURS
 from tests.explored import mixed, routes

@@ -28,21 +28,21 @@ from pathlib import Path
 from typing import Any
 
 HOMES = {
-    "CLAIM_FRAME": "pfl_lite.experiments.claims:frame",
-    "EXPERIMENTS": "pfl_lite.experiments.protocols:EXPERIMENTS",
-    "FIGURES": "pfl_lite.experiments.figures:FIGURES",
+    "CLAIM_FRAME": "pfl_lite.results.verdicts:frame",
+    "EXPERIMENTS": "pfl_lite.papers:EXPERIMENTS",
+    "FIGURES": "pfl_lite.show.figures:FIGURES",
     "METHODS": "pfl_lite.methods:METHODS",
     "cli": "pfl_lite.cli:app",
-    "claims": "pfl_lite.experiments.claims:claims",
+    "claims": "pfl_lite.results.verdicts:claims",
     "digits_like": "pfl_lite.data.images:load",
-    "figure": "pfl_lite.experiments.figures:figure",
+    "figure": "pfl_lite.show.figures:figure",
     "make_config": "pfl_lite.config:make_config",
     "partition": "pfl_lite.data.partition:partition",
-    "sentences": "pfl_lite.experiments.sentences:checked",
+    "sentences": "pfl_lite.results.verdicts:checked",
     "Simulation": "pfl_lite.engine.rounds:Simulation",
-    "table": "pfl_lite.experiments.tables:table",
+    "table": "pfl_lite.results.tables:table",
 }
-GROUPS = "pfl_lite.experiments.protocols:GROUPS"
+GROUPS = "pfl_lite.papers:GROUPS"
 
 RECIPES = (
     *("iid", "pairs", "classes:2", "dirichlet:0.4", "dirichlet_rounded:0.4", "shares:3:0.3:0.7"),

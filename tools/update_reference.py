@@ -40,10 +40,16 @@ ROOMS = [
         ["rounds", "history"],
     ),
     (
-        "experiments",
-        "Experiments",
-        "The papers' tables and figures as data, the ledger of runs, and the claims computed from it.",
-        ["protocols", "ledger", "tables", "claims"],
+        "papers",
+        "Papers",
+        "One file a paper: its tables and figures as data, and what it says as functions of runs or of its own numbers.",
+        ["pfedmb", "fedmn", "pflmoe", "scenarios"],
+    ),
+    (
+        "results",
+        "Results",
+        "The ledger of runs, what is missing of an experiment, the runner, tables, verdicts and care of the files.",
+        ["ledger", "plan", "run", "tables", "verdicts", "audit"],
     ),
     (
         "show",
@@ -59,13 +65,13 @@ ROOMS = [
     ),
 ]
 
-UPPER = ("experiments", "show", "")
+UPPER = ("papers", "results", "show", "")
 """Rooms with a page of their own: all of them on one would be a heavy page."""
 
 UPPER_LEAD = """\
 # The package, upper floors
 
-Experiments, explorers and what a person touches; the rooms below them are [on the page before](api).
+Papers, results, what is shown, and what a person touches; the rooms below them are [on the page before](api).
 """
 
 API_LEAD = """\
@@ -73,7 +79,8 @@ API_LEAD = """\
 
 `pfl_lite` is small enough to be read from the ground floor up. Arrows point down only: data and models know
 nobody; a method knows models; the engine knows the interface of a method, never one method by name;
-experiments know the engine; explorers, plots and the command line are the roof. Each entry links to its source.
+papers know the engine's words, results know papers, what is shown knows results, and the command line is
+the roof. Each entry links to its source.
 """
 
 DATASETS_LEAD = """\

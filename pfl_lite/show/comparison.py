@@ -14,10 +14,10 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.experiments.experiment import BUDGETS, DEFAULT_BUDGET
-from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import EXPERIMENTS, Experiment
-from pfl_lite.experiments.tables import runs_of
+from pfl_lite.papers import EXPERIMENTS, Experiment
+from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET
+from pfl_lite.results.ledger import Ledger, Run
+from pfl_lite.results.tables import runs_of
 
 SCALE, BASE, DIGITS, MISSING = 10_000, 36, 3, "zzz"
 METRICS: dict[str, str] = {

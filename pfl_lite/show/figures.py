@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 
 from pfl_lite.errors import unknown
-from pfl_lite.experiments.claim import Runs, per_client_measure
-from pfl_lite.experiments.claims_fedmn import sent
-from pfl_lite.experiments.claims_pfedmb import alphas, apart, branches_used, entropy, in_pairs
-from pfl_lite.experiments.experiment import either
-from pfl_lite.experiments.ledger import Ledger
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment, printed
-from pfl_lite.experiments.protocols_pfedmb import TABLE2_SETTINGS
-from pfl_lite.experiments.tables import FORMATS, laid_out, runs_of
+from pfl_lite.papers import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment
+from pfl_lite.papers.experiment import either, printed
+from pfl_lite.papers.fedmn import sent
+from pfl_lite.papers.pfedmb import TABLE2_SETTINGS, alphas, apart, branches_used, entropy, in_pairs
+from pfl_lite.papers.statement import Runs, per_client_measure
+from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.tables import runs_of
 
 Rows = list[dict[str, Any]]
 
@@ -217,22 +216,3 @@ def figure(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
         ],
     }
     return frame
-
-
-def show(frame: pd.DataFrame, format: str = "text") -> str:
-    """A figure's numbers as aligned text, markdown (both with title and notes) or csv."""
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    if format == "csv":
-        return frame.to_csv(index=False, float_format="%.4f")
-    cells: list[list[str]] = []
-    if len(frame):
-        cells = [list(map(str, frame)), *(list(map(written, row)) for row in frame.itertuples(index=False))]
-    return laid_out(cells, frame.attrs["title"], frame.attrs["notes"], format)
-
-
-def written(value: Any) -> str:
-    """A cell of a figure's numbers."""
-    if isinstance(value, float):
-        return "-" if np.isnan(value) else f"{value:.2f}".removesuffix(".00")
-    return str(value)

@@ -14,14 +14,14 @@ from pandas.io.formats.style import Styler
 from pfl_lite.data import partition
 from pfl_lite.data.images import Card, Images, datasets
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.experiments import care
-from pfl_lite.experiments.claim import ClaimResult
-from pfl_lite.experiments.claims import frame as claims_frame
-from pfl_lite.experiments.experiment import either
-from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import Experiment, get_experiment
-from pfl_lite.experiments.tables import accuracy, runs_of
-from pfl_lite.experiments.tables import table as table_of
+from pfl_lite.papers import Experiment, get_experiment
+from pfl_lite.papers.experiment import either
+from pfl_lite.papers.statement import ClaimResult
+from pfl_lite.results import audit
+from pfl_lite.results.ledger import Ledger, Run
+from pfl_lite.results.tables import accuracy, runs_of
+from pfl_lite.results.tables import table as table_of
+from pfl_lite.results.verdicts import frame as claims_frame
 
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
@@ -76,7 +76,7 @@ def own_names(names: Sequence[str]) -> list[str]:
 
 def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     """The searches of an experiment that are whole: every candidate of the present grid, scored as the protocol says."""
-    sweep = care.whole(get_experiment(name), ledger or Ledger())
+    sweep = audit.full_plan(get_experiment(name), ledger or Ledger())
     arms = {arm.key: arm for arm in sweep.arms if arm.grid and sweep.candidates(arm)}
     return [
         search | {"candidates": sweep.scored(arm)}
@@ -356,8 +356,8 @@ def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
 
 
 def still_missing(name: str, ledger: Ledger | None = None) -> Markdown:
-    """The commands that would fill the gaps of an experiment or a group, with their estimated cost and what comes before."""
-    found = care.missing(name, ledger or Ledger())
+    """The commands that would fill the gaps of an experiment or a group, with how long such runs took and what comes before."""
+    found = audit.missing(name, ledger or Ledger())
     if not found:
         return Markdown("Nothing is missing: every row has been run with every seed.")
     lines = [
@@ -367,33 +367,28 @@ def still_missing(name: str, ledger: Ledger | None = None) -> Markdown:
 
 
 def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
-    """What of some experiments has not run: how many results, about how many core hours, and the command that runs it.
+    """What of some experiments has not run: how many results, how long one of these rows took, and the command that runs them.
 
-    Hours follow the pace of the experiment's own runs, else that of others with the same network; NaN where nothing tells.
+    Seconds are NaN where no result of the rows is there.
     """
     there, rows = ledger or Ledger(), []
     for name in names:
         experiment = get_experiment(name)
-        gaps = care.gaps_of(experiment, there)
-        missing = care.whole(experiment, there).missing()
+        missing = audit.full_plan(experiment, there).missing()
         if not missing:
             continue
-        # without the runs that another experiment makes, which stand in its own row
-        own = [one for one in gaps if one.command.startswith(experiment.command(""))]
-        hours = [one.hours for one in own if one.hours is not None]
         arms = list(dict.fromkeys(arm.key for arm, _ in missing))
         seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
-        command = experiment.command(",".join(arms), seeds)
-        if len(arms) == len(experiment.arms):
-            command = command.replace(f" --methods {','.join(arms)}", "")
+        every = len(arms) == len(experiment.arms)
         rows.append(
             {
                 "experiment": name,
                 "results": len(missing),
-                "core hours": sum(hours) if hours else np.nan,
+                "seconds each": audit.typical_seconds(experiment, arms, there),
                 "data": "not available here" if experiment.unavailable else "",
-                "command": command,
+                "command": experiment.command("" if every else ",".join(arms), seeds),
             }
         )
-    columns = ["experiment", "results", "core hours", "data", "command"]
-    return pd.DataFrame(rows, columns=columns).sort_values("core hours", ascending=False, ignore_index=True)
+    columns = ["experiment", "results", "seconds each", "data", "command"]
+    frame = pd.DataFrame(rows, columns=columns).astype({"seconds each": float})
+    return frame.sort_values("seconds each", ascending=False, ignore_index=True)

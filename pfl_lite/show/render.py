@@ -1,21 +1,25 @@
-"""Tables of words and numbers as text, Markdown or CSV."""
+"""Tables, verdicts and lists as text, Markdown or CSV."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from tabulate import tabulate
 
 from pfl_lite.errors import unknown
+from pfl_lite.papers.statement import ClaimResult
+from pfl_lite.results.audit import Missing
 
 FORMATS = ("text", "markdown", "csv")
 WIDTH, LAST = 120, 60  # characters of a note, and of the last column, before they are wrapped
 
 
-def render(frame: pd.DataFrame, format: str = "text", *, title: str = "", notes: Sequence[str] = ()) -> str:
-    """A table between its title and its notes as `text` or `markdown`, or alone as `csv` (plain numbers, for programs).
+def render(frame: pd.DataFrame, format: str = "text", digits: int = 2) -> str:
+    """A table between its title and its notes (`attrs`) as `text` or `markdown`, or alone as `csv` with so many digits.
 
     Raises:
         InputError: an unknown format.
@@ -23,22 +27,82 @@ def render(frame: pd.DataFrame, format: str = "text", *, title: str = "", notes:
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     if format == "csv":
-        return frame.to_csv(index=False, float_format="%.2f")
-    cells = frame.astype(str)
+        return frame.to_csv(index=False, float_format=f"%.{digits}f")
+    title, notes = frame.attrs.get("title", ""), frame.attrs.get("notes", [])
+    cells = frame.map(written)
     if format == "markdown":
-        body = tabulate(cells.map(lambda cell: cell.replace("|", "\\|")), "keys", "github", **_PLAIN)
+        body = _grid(cells.map(lambda cell: cell.replace("|", "\\|")), "github")
         parts = [f"**{title}**" if title else "", body, "\n".join(f"- {note}" for note in notes)]
     else:
-        widths = [None] * (frame.shape[1] - 1) + [LAST]
-        body = tabulate(cells, "keys", "simple", maxcolwidths=widths, **_PLAIN)
+        body = _grid(cells, "simple", maxcolwidths=[None] * (frame.shape[1] - 1) + [LAST])
         said = [textwrap.fill(note, WIDTH, initial_indent="* ", subsequent_indent="  ") for note in notes]
         parts = [title, body, "\n".join(said)]
     return "\n\n".join(part for part in parts if part).rstrip() + "\n"
 
 
-def listed(rows: Sequence[Sequence[str]]) -> str:
+def _grid(cells: pd.DataFrame, kind: str, **how: Any) -> str:
+    if cells.empty:
+        return ""
+    lines = tabulate(cells, "keys", kind, showindex=False, disable_numparse=True, **how).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def written(value: object) -> str:
+    """A cell: a number with two digits where it needs them, a dash where there is none."""
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.2f}".removesuffix(".00")
+    return str(value)
+
+
+def render_table(frame: pd.DataFrame, format: str = "text") -> str:
+    """A table *paper | ours* (`pfl_lite.results.tables.table`), with mean, spread and seeds in one column unless it is `csv`."""
+    return render(frame if format == "csv" else in_words(frame), format)
+
+
+def in_words(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table *paper | ours* with its numbers as a reader wants them."""
+    ours = [
+        "-" if math.isnan(mean) else f"{mean:.2f}{'' if math.isnan(sd) else f' ± {sd:.2f}'} (n = {seeds})"
+        for mean, sd, seeds in zip(frame["Ours (%)"], frame["s.d."], frame["Seeds"], strict=True)
+    ]
+    numbers = {
+        name: [("-" if math.isnan(value) else format(value, form)) for value in frame[name]]
+        for name, form in (("Paper (%)", ".2f"), ("Gap", "+.2f"))
+    }
+    shown = frame.assign(**{"Ours (%)": ours}, **numbers)
+    shown = shown[["Method", "Paper (%)", "Ours (%)", "Gap", "Status", "Rounds", "Reason"]]
+    shown.attrs = frame.attrs
+    return shown
+
+
+def render_verdicts(results: Sequence[ClaimResult]) -> str:
+    """Claims as text: name and verdict, what is claimed, the statistic with its uncertainty, and the note."""
+    rows = []
+    for one in results:
+        number = "no statistic" if one.value is None else f"{one.statistic}: {one.value:.3g}"
+        number += "" if one.se is None else f" ± {one.se:.2g} (s.e.)"
+        number += "" if one.interval is None else " [{:.3g}, {:.3g}]".format(*one.interval)
+        number += "" if one.threshold is None else f"; threshold {one.threshold:g}"
+        told = "\n".join(filter(None, [one.text, number, one.note]))
+        rows.append([one.id, one.says, told])
+    return tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, 80], disable_numparse=True) + "\n"
+
+
+def render_missing(found: Sequence[Missing]) -> str:
+    """Commands under one another, each after what it takes."""
+    return listed(
+        [
+            one.takes,
+            one.command
+            + ("  # where the data are" if one.unavailable else "")
+            + (f"  # after: {one.after}" if one.after else ""),
+        ]
+        for one in found
+    )
+
+
+def listed(rows: Any) -> str:
     """Rows of words as aligned columns, without headings."""
-    return tabulate(rows, tablefmt="plain", disable_numparse=True)
-
-
-_PLAIN = {"showindex": False, "disable_numparse": True}
+    return "\n".join(
+        line.rstrip() for line in tabulate(rows, tablefmt="plain", disable_numparse=True).splitlines()
+    )

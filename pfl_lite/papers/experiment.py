@@ -88,8 +88,6 @@ class Experiment:
     epochs: int
     batch_size: int
     arms: tuple[Arm, ...]
-    paper_table: str
-    metric: str
     deviations: tuple[str, ...]
     participation: float = 1.0
     model: str = "lenet"
@@ -110,6 +108,8 @@ class Experiment:
     """What else all arms share."""
     measures: dict[str, str] = field(default_factory=lambda: {"test_accuracy": ""})
     """What is compared with the paper: names in a run's `final`, and what a table calls them."""
+    drawn: bool = False
+    """Whether the paper draws it and prints no number."""
     stands_in: str = ""
     """What is not the paper's and moves the numbers themselves (another network): no row is then more than a trend."""
     next_candidate: bool = True
@@ -160,8 +160,9 @@ class Experiment:
         return max(map(self.rounds_of, self.arms))
 
     def command(self, methods: str, seeds: str = "") -> str:
-        """What to type to train some arms (keys, separated by commas)."""
-        words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')} --methods {methods}"]
+        """What to type to train some arms (keys, separated by commas), or all."""
+        words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')}"]
+        words += [f"--methods {methods}"] if methods else []
         words += [f"--seeds {seeds}"] if seeds else []
         words += [f"--budget-name {self.budget}"] if self.budget != DEFAULT_BUDGET else []
         return " ".join(words)

@@ -1,11 +1,26 @@
-"""FedMN's table II and figure 2, as data: FedEM's clients, eight methods; and the small network and the glyphs that stand in."""
+"""FedMN: table II and figure 2 as data, with FedEM's clients and stand-ins, and what the paper says."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
 
-from pfl_lite.experiments.experiment import NEXT, Arm, Experiment, Settings, crossed, printed
+import pandas as pd
+
+from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, crossed, paper_tables, printed
+from pfl_lite.papers.statement import (
+    ClaimResult,
+    Link,
+    Run,
+    Runs,
+    ahead,
+    by_seed,
+    claim,
+    linked,
+    printed_table,
+    says,
+    supported,
+)
 
 PAPER_BATCH = 128
 
@@ -147,7 +162,6 @@ def fedmn_table2(name: str) -> Experiment:
         one,
         rounds=ROUNDS,
         arms=arms(EACH, 2 * EACH),
-        paper_table="" if one.printed is None else "FedMN, Table II",
         deviations=(
             *said(one, f"{ROUNDS} rounds, for FedMN {EACH} after {EACH} of pre-training"),
             *smaller_batches(one),
@@ -224,7 +238,6 @@ def fedem_experiment(name: str, title: str, one: Setting, **others: object) -> E
         "model": one.model,
         "epochs": 1,
         "batch_size": one.batch_size,
-        "metric": "unweighted mean over clients of test accuracy (%)",
         "ft_every": 0,
         "ft_epochs": None,
         "eval_every": 5,
@@ -287,7 +300,7 @@ def fedmn_fig2(name: str) -> Experiment:
         one._replace(model="linear", stands_in=""),
         rounds=20,
         arms=tuple(arms),
-        paper_table="" if one.printed is None else "FedMN, Fig. 2",
+        drawn=one.printed is not None,
         deviations=(*deviations, "Rounds: 20, as in the paper; one seed."),
         paper_budget={
             "seeds": (1, 2, 3),  # with seed 0 it would be the small budget's run once more
@@ -297,3 +310,192 @@ def fedmn_fig2(name: str) -> Experiment:
 
 
 FEDMN = (*map(fedmn_table2, SETTINGS), *map(fedmn_fig2, FIG2_SETTINGS))
+
+
+# ---- what runs decide ------------------------------------------------------------------------------------------
+
+
+RIVALS = ("local", "fedavg", "fedprox", "pfl_ft", "cfl", "pfedme", "fedem")
+
+
+def table2(name: str) -> str:
+    """The experiment of a data set of Table II."""
+    return f"fedmn-table2-{name}"
+
+
+def gain(high: str, low: str) -> Link:
+    """FedMN's lead over FedEM is larger on one data set than on another."""
+    return Link(
+        {
+            (table2(high), "fedmn"): 1.0,
+            (table2(high), "fedem"): -1.0,
+            (table2(low), "fedmn"): -1.0,
+            (table2(low), "fedem"): 1.0,
+        }
+    )
+
+
+def tuning(name: str, helps: bool) -> list[Link]:
+    """FedAvg+ above FedAvg and FedProx, or below."""
+    pairs = [("pfl_ft", plain) if helps else (plain, "pfl_ft") for plain in ("fedavg", "fedprox")]
+    return [link for better, worse in pairs for link in ahead(table2(name), better, worse)]
+
+
+def of_table2(suffix: str, where: str, names: tuple[str, ...]) -> None:
+    """M1, M2 and M8 on some data sets."""
+    group = "fedmn-table2" if len(names) == 4 else table2(names[0])
+    linked(
+        f"M1{suffix}",
+        group,
+        f"{where}: FedMN is above all seven other methods on each data set (Table II)",
+        [link for name in names for link in ahead(table2(name), "fedmn", *RIVALS)],
+    )
+    large = [name for name in names if name.startswith(("cifar100", "femnist"))]
+    small = [name for name in names if name not in large]
+    if not large:
+        return
+    linked(
+        f"M2{suffix}",
+        group,
+        f"{where}: FedMN leads FedEM on {' and '.join(large)}, and by more than on {' and '.join(small)} (Table II)",
+        [link for high in large for link in ahead(table2(high), "fedmn", "fedem")]
+        + [gain(high, low) for high in large for low in small],
+    )
+    linked(
+        f"M8{suffix}",
+        group,
+        f"{where}: FedAvg+ is above FedAvg and FedProx on {names[0]}, and below them on {' and '.join(large)} (Table II)",
+        [link for name in (names[0], *large) for link in tuning(name, helps=name == names[0])],
+    )
+
+
+of_table2("", "The paper's networks", ("cifar10", "cifar100", "emnist", "femnist"))
+of_table2("-lenet", "LeNet-5 in place of MobileNet-V2", ("cifar10-lenet", "cifar100-lenet"))
+of_table2("-glyphs", "Glyphs in place of EMNIST and FEMNIST", ("glyphs", "glyphs-writers"))
+
+
+def sent(run: Run) -> float:
+    """Floats sent down and up in all rounds."""
+    return float(sum(entry["floats_down"] + entry["floats_up"] for entry in run["rounds"]))
+
+
+def fewer_floats(mine: Runs) -> ClaimResult:
+    """Floats of FedMN over FedAvg's with as many layers, the largest of all architectures, by seed."""
+    ratios = {
+        f"[{blocks}]": [
+            sent(run) / sent(plain)
+            for run, plain in zip(mine[f"fedmn-{blocks}"], mine[f"fedavg-{depth}"], strict=True)
+        ]
+        for depth, some in FIG2_BLOCKS.items()
+        for blocks in some
+    }
+    largest = [max(each) for each in zip(*ratios.values(), strict=True)]
+    note = ", ".join(f"{blocks} {sum(each) / len(each):.2f}" for blocks, each in ratios.items())
+    statistic = "floats in all rounds, FedMN over FedAvg, largest ratio"
+    return ClaimResult(
+        statistic,
+        by_seed([ratio < 1 for ratio in largest]),
+        max(largest),
+        None,
+        None,
+        1.0,
+        f"mean ratios {note}",
+    )
+
+
+def of_fig2(setting: str) -> None:
+    """M3 and M4 on a data set."""
+    experiment, suffix = fig2_name(setting), "" if setting == "emnist" else f"-{setting}"
+    arms = (
+        *(f"fedavg-{d}" for d in FIG2_BLOCKS),
+        *(f"fedmn-{b}" for some in FIG2_BLOCKS.values() for b in some),
+    )
+    text = f"On {setting} FedMN sends fewer floats in 20 rounds than FedAvg with as many layers, router included (Fig. 2)"
+    claim(f"M3{suffix}", experiment, arms, text)(fewer_floats)
+    linked(
+        f"M4{suffix}",
+        experiment,
+        f"On {setting} FedMN is, after 20 rounds, above FedAvg with as many layers, and FedAvg with 8 layers above that with 10 "
+        "(Fig. 2)",
+        [
+            *(
+                link
+                for depth, some in FIG2_BLOCKS.items()
+                for blocks in some
+                for link in ahead(experiment, f"fedmn-{blocks}", f"fedavg-{depth}")
+            ),
+            *ahead(experiment, "fedavg-8", "fedavg-10"),
+        ],
+    )
+
+
+for setting in FIG2_SETTINGS:
+    of_fig2(setting)
+
+
+# ---- what the paper's own numbers decide ----------------------------------------------------------------------
+
+
+FEDEM_PRINTS = {"CIFAR10": 84.3, "CIFAR100": 44.1}  # FedEM's own column where FedMN's table has other numbers
+FEDEM_COMPONENTS = 3  # in all of FedEM's experiments
+
+
+@says(
+    "FedMN",
+    "IV-C",
+    "the number of encoders in FedMN are set as the same as the number of components in FedEM on each dataset",
+)
+def _() -> tuple[str, str]:
+    encoders = pd.Series(
+        {
+            row["dataset"]: int(float(row["value_percent"]))
+            for row in paper_tables()
+            if row["paper"] == "FedMN" and row["metric"].startswith("blocks in layer 1 ")
+        }
+    )
+    fits = encoders == FEDEM_COMPONENTS
+    return supported(fits), (
+        f"FedEM has {FEDEM_COMPONENTS} components everywhere; Table I has "
+        f"{', '.join(f'{number} encoders on {name}' for name, number in encoders.items())}"
+    )
+
+
+@says("FedMN", "IV-C", "FedEM outperforms the other baselines")
+def _() -> tuple[str, str]:
+    others = printed_table("FedMN", "II").drop(columns="FedMN")
+    margin = others["FedEM"] - others.drop(columns="FedEM").max(axis=1)
+    return supported(margin > 0), f"leads by {', '.join(f'{value:.1f}' for value in margin)} points"
+
+
+@says(
+    "FedMN",
+    "IV-C",
+    "FedAvg+ outperforms FedAvg and FedProx on CIFAR10 but is not as good as them on other datasets",
+)
+def _() -> tuple[str, str]:
+    numbers = printed_table("FedMN", "II")
+    above = numbers["FedAvg+"] > numbers[["FedAvg", "FedProx"]].max(axis=1)
+    fits = above == (above.index == "CIFAR10")
+    return supported(fits), f"FedAvg+ is ahead of both on {', '.join(above.index[above])}"
+
+
+@says("FedMN", "IV-C", "Clustered FL cannot outperform FedAvg+ on all datasets")
+def _() -> tuple[str, str]:
+    numbers = printed_table("FedMN", "II")
+    above = numbers["ClusteredFL"] > numbers["FedAvg+"]
+    where = ", ".join(
+        f"{name} ({numbers.loc[name, 'ClusteredFL']} against {numbers.loc[name, 'FedAvg+']})"
+        for name in above.index[above]
+    )
+    return "yes" if not above.any() else "partly", f"it does on {where}: true of all together, false of any"
+
+
+@says("FedMN", "IV-C", "our proposed FedMN outperforms all the baselines")
+def _() -> tuple[str, str]:
+    numbers = printed_table("FedMN", "II")
+    margin = numbers["FedMN"] - numbers.drop(columns="FedMN").max(axis=1)
+    own = numbers.loc[list(FEDEM_PRINTS), "FedMN"] - pd.Series(FEDEM_PRINTS)
+    lost = own.index[own < 0]
+    said = f"leads by {', '.join(f'{value:.1f}' for value in margin)} points; against the numbers that FedEM's authors publish "
+    said += f"({', '.join(f'{value} on {name}' for name, value in FEDEM_PRINTS.items())}) it is behind on {', '.join(lost)}"
+    return supported(margin > 0), said

@@ -1,7 +1,8 @@
 """The ledger: a small JSON file for every run, every attempt that diverged and every search, in `data/results/<experiment>/`.
 
-Tables, claims and figures read only these files.  A complete run gives way to nothing but the same run for more rounds, a
-damaged file is named and set aside, never deleted, and every file is written in one step: a killed sweep leaves no halves.
+Tables, claims and figures read these files and change none.  A complete run gives way to nothing but the same run for more
+rounds, a damaged file is named, and set aside where a new entry takes its place, and every file is written in one step: a killed
+sweep leaves no halves.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
+        self._named: set[Path] = set()  # damaged files that somebody has been told of
 
     def path(self, experiment: str, arm: str, seed: int | None, attempt: int | None = None) -> Path:
         """The file of a run, of an `attempt` at it that diverged (from 1 on), or of the arm's search if `seed` is None.
@@ -166,21 +168,25 @@ class Ledger:
         return entry, problem
 
     def _load(self, path: Path) -> Run | None:
-        """Read one file; a damaged one is set aside with a warning that names it."""
+        """Read one file and change nothing; a damaged one is named in a warning, once, and not used."""
         entry, problem = self.examine(path)
         if problem is None:
             return entry
-        aside, number = path.with_name(path.name + ".damaged"), 1
+        if path not in self._named:
+            self._named.add(path)
+            warnings.warn(f"ledger file {path} is damaged and not used: {problem}", stacklevel=4)
+        return None
+
+    def _set_aside(self, path: Path) -> None:
+        """Move a damaged file out of the way of the entry that is to be written in its place."""
+        if self.examine(path)[1] is None:
+            return
+        aside, number = path.with_name(f"{path.name}.damaged"), 1
         while aside.exists():
             number += 1
             aside = path.with_name(f"{path.name}.damaged-{number}")
-        try:
-            path.rename(aside)
-            done = f"set aside as {aside.name}"
-        except OSError:
-            done = "left where it is (the folder cannot be changed) and not used"
-        warnings.warn(f"ledger file {path} is damaged: {problem}; it was {done}", stacklevel=4)
-        return None
+        path.rename(aside)
+        warnings.warn(f"ledger file {path} was damaged: it is set aside as {aside.name}", stacklevel=3)
 
     def _entries(self, experiment: str, kind: str) -> list[Run]:
         folder = self.path(experiment, "any", 0).parent
@@ -255,6 +261,7 @@ class Ledger:
         if "watch" in entry:
             entry["watch"] = rounded(entry["watch"])
         text = json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
+        self._set_aside(path)
         with atomic_path(path) as part:
             part.write_text(text, encoding="utf-8")
         return path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pfl_lite.experiments.experiment import Arm, Experiment, Settings
 from pfl_lite.methods import METHODS
+from pfl_lite.papers.experiment import Arm, Experiment, Settings
 
 # Every method on the same small clients, for *Which method when*: one hidden layer on 28 x 28 figures, 20 clients of about 80
 # training images. Every method has six candidates, searched on validation images of another seed: six learning rates, or three
@@ -64,8 +64,6 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
         epochs=4,
         batch_size=20,
         arms=tuple(arms),
-        paper_table="",
-        metric="unweighted mean over clients of test accuracy (%)",
         deviations=(),
         ft_every=0,
         ft_epochs=None,

@@ -7,19 +7,14 @@ the seeds disagree.  Missing runs make any claim undecided, unless those that ar
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import pandas as pd
 
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.experiments import claims_fedmn, claims_pfedmb, claims_pflmoe  # noqa: F401 (they register theirs)
-from pfl_lite.experiments.claim import CLAIMS as CLAIMS
-from pfl_lite.experiments.claim import Claim, ClaimResult, Runs, Unfit
-from pfl_lite.experiments.claim import paired as paired
-from pfl_lite.experiments.ledger import Ledger, Run
-from pfl_lite.experiments.protocols import (
+from pfl_lite.errors import unknown
+from pfl_lite.papers import (
     DEFAULT_BUDGET,
     EXPERIMENTS,
     GROUPS,
@@ -27,7 +22,17 @@ from pfl_lite.experiments.protocols import (
     get_experiment,
     members,
 )
-from pfl_lite.experiments.tables import runs_of
+from pfl_lite.papers.statement import (
+    PAPERS,
+    STATEMENTS,
+    ClaimResult,
+    NotTestable,
+    Runs,
+    Statement,
+    claims_by_name,
+)
+from pfl_lite.results.ledger import Ledger, Run
+from pfl_lite.results.tables import runs_of
 
 SEEDS = 3  # fewer seeds than this are named in the note
 NAMED = 2  # experiments that are named in a note; more are counted
@@ -87,7 +92,9 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     return said
 
 
-def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET) -> ClaimResult:
+def check(
+    claim: Statement, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET
+) -> ClaimResult:
     """Test one claim on what was `found`, experiment -> arm -> complete runs.
 
     Where runs are lacking it is undecided, unless those that are there refute it.
@@ -121,7 +128,7 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
     if there and (claim.of_links or len(claim.needs) > 1 or not lacking):
         try:
             result = claim.test(there)
-        except Unfit as error:
+        except NotTestable as error:
             result, tell = ClaimResult("-", "undecided", note=str(error)), {}
     if lacking and result.verdict == "held":
         result = replace(result, verdict="undecided")
@@ -152,11 +159,11 @@ def claims(
         InputError: an unknown name or budget, or an experiment without that budget.
     """
     ledger = ledger or Ledger()
-    asked = () if experiment is None or experiment in CLAIMS else members(experiment)
+    asked = () if experiment is None or experiment in claims_by_name() else members(experiment)
     for name in asked:  # also where no claim applies
         get_experiment(name, budget)
     wanted = {*EXPERIMENTS, *GROUPS} if experiment is None else {experiment, *asked}
-    chosen = [one for one in CLAIMS.values() if {one.id, one.experiment, *one.needs} & wanted]
+    chosen = [one for one in claims_by_name().values() if {one.id, one.experiment, *one.needs} & wanted]
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}
@@ -182,18 +189,15 @@ def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
     return pd.DataFrame([asdict(result) for result in results], columns=columns)
 
 
-def show(results: Sequence[ClaimResult], width: int = 100) -> str:
-    """The results as text: verdict and claim, then the statistic with its uncertainty, then the note."""
-    lines = []
-    for result in results:
-        number = "no statistic" if result.value is None else f"{result.statistic}: {result.value:.3g}"
-        number += "" if result.se is None else f" ± {result.se:.2g} (s.e.)"
-        number += "" if result.interval is None else " [{:.3g}, {:.3g}]".format(*result.interval)
-        number += "" if result.threshold is None else f"; threshold {result.threshold:g}"
-        head, margin = f"{result.id:<12}{result.says:<18}", " " * 30
-        for text, first in ((result.text, head), (number, margin), (result.note, margin)):
-            lines += textwrap.wrap(
-                text, width, initial_indent=first, subsequent_indent=margin, break_on_hyphens=False
-            )
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+def checked(paper: str | None = None) -> pd.DataFrame:
+    """Every sentence of a paper (or of all) with what its own numbers say; raises InputError for an unknown paper."""
+    if paper is not None and paper not in PAPERS:
+        raise unknown("paper", paper, PAPERS)
+    order = list(PAPERS)
+    asked = [one for one in STATEMENTS if one.paper and paper in (None, one.paper)]
+    asked.sort(key=lambda one: order.index(one.paper))
+    rows = [(one, *one.test()) for one in asked]
+    return pd.DataFrame(
+        [(one.paper, one.where, one.text, supported, numbers) for one, supported, numbers in rows],
+        columns=["paper", "where", "it says", "supported", "its own numbers"],
+    )

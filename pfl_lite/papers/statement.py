@@ -1,14 +1,20 @@
-"""What a claim is, and the statistics that decide it: bootstrap intervals of differences, or agreement of the seeds."""
+"""A statement of a paper and what decides it: runs, by bootstrap intervals or agreement of seeds, or the paper's own numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from pfl_lite.experiments.ledger import Run
-from pfl_lite.experiments.protocols import get_experiment
+from pfl_lite.errors import InputError
+from pfl_lite.papers.experiment import paper_tables
+
+Run = dict[str, Any]
+PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
+
 
 Array = np.ndarray
 Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
@@ -40,39 +46,62 @@ class ClaimResult:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A claim of a paper: the arms (keys) whose complete runs it needs in one or more experiments, and what tests it."""
+class Statement:
+    """What a paper says, and what tests it: runs of the ledger (a claim, with an `id`), or the numbers that the paper prints."""
 
-    id: str
-    experiment: str
-    """The experiment, or the group, that it is about."""
     text: str
-    needs: dict[str, tuple[str, ...]]
-    """Experiment -> arms."""
-    test: Callable[[dict[str, Runs]], ClaimResult]
-    """Tests it on the experiments whose runs are there; those it lacks are named by `check`."""
+    test: Callable[..., Any]
+    """Of a claim: from experiment -> arm -> runs to a `ClaimResult`; of a sentence: from nothing to (supported, its numbers)."""
+    paper: str = ""
+    where: str = ""
+    id: str = ""
+    experiment: str = ""
+    """The experiment, or the group, that a claim is about."""
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Experiment -> arms (keys) whose complete runs a claim needs."""
     of_links: bool = False
     """The test takes all runs that are there and pairs the seeds of each comparison itself; else it needs all arms of an
     experiment and is given the seeds that all of them have."""
 
 
-class Unfit(Exception):
+class NotTestable(Exception):
     """The runs are there but lack what a claim needs; the message says what."""
 
 
-CLAIMS: dict[str, Claim] = {}
+STATEMENTS: list[Statement] = []
+
+
+def claims_by_name() -> dict[str, Statement]:
+    """The statements that runs decide."""
+    return {one.id: one for one in STATEMENTS if one.id}
 
 
 def claim(
-    id: str, experiment: str, arms: Sequence[str], text: str
-) -> Callable[[Callable[[Runs], ClaimResult]], Callable[[Runs], ClaimResult]]:
-    """Register the function below as the test of a claim."""
+    id: str, experiment: str, needs: Sequence[str] | dict[str, tuple[str, ...]], text: str
+) -> Callable[[Callable[..., ClaimResult]], Callable[..., ClaimResult]]:
+    """Register the function below as the test of a claim on the runs of some arms, or of the experiments that `needs` names."""
 
-    def register(test: Callable[[Runs], ClaimResult]) -> Callable[[Runs], ClaimResult]:
-        CLAIMS[id] = Claim(
-            id, experiment, text, {experiment: tuple(arms)}, lambda runs: test(runs[experiment])
+    def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
+        alone = not isinstance(needs, dict)
+        STATEMENTS.append(
+            Statement(
+                text,
+                (lambda runs: test(runs[experiment])) if alone else test,
+                id=id,
+                experiment=experiment,
+                needs=needs if isinstance(needs, dict) else {experiment: tuple(needs)},
+            )
         )
         return test
+
+    return register
+
+
+def says(paper: str, where: str, text: str) -> Callable[[Callable[[], tuple[str, str]]], None]:
+    """Register the function below as the test of a sentence; it returns (supported, what the numbers say)."""
+
+    def register(test: Callable[[], tuple[str, str]]) -> None:
+        STATEMENTS.append(Statement(text, test, paper, where))
 
     return register
 
@@ -80,7 +109,7 @@ def claim(
 def per_client(runs: Sequence[Run], part: str = "final") -> Array:
     """Test accuracies in percent, [seeds, clients], of `final` or `final_before_ft`."""
     if any(not run.get(part) for run in runs):
-        raise Unfit(f"the runs have no '{part}': they were made without fine-tuning")
+        raise NotTestable(f"the runs have no '{part}': they were made without fine-tuning")
     return 100 * np.array([run[part]["test_accuracy"] for run in runs], dtype=float)
 
 
@@ -125,7 +154,7 @@ def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
     if measure == "test_accuracy":
         return per_client(runs)
     if any(f"{measure}_clients" not in run["final"] for run in runs):
-        raise Unfit(f"the runs kept no {measure} of each client")
+        raise NotTestable(f"the runs kept no {measure} of each client")
     return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
 
 
@@ -141,6 +170,8 @@ class Link:
     measure: str = "test_accuracy"
 
     def __str__(self) -> str:
+        from pfl_lite.papers import get_experiment
+
         several = len({name for name, _ in self.terms}) > 1
         signs = {1.0: "+", -1.0: "-"}
         words = [
@@ -198,7 +229,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
     def test(runs: dict[str, Runs]) -> ClaimResult:
         known = [link for link in links if all(link.seeds(runs).values())]
         if not known:
-            raise Unfit("the runs that are there make no whole comparison")
+            raise NotTestable("the runs that are there make no whole comparison")
         found = [(link, *link.value(runs)) for link in known]
         margins = [(low - link.above, high - link.above) for link, _, _, (low, high) in found]
         # the part that lies furthest on the wrong side, or least on the right one, in its own standard errors
@@ -223,6 +254,50 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
             )
         return ClaimResult(statistic, verdict, value, se, interval, link.above, note, seeds=seeds)
 
-    CLAIMS[id] = Claim(
-        id, experiment, text, {name: tuple(sorted(arms)) for name, arms in needs.items()}, test, of_links=True
+    arms = {name: tuple(sorted(some)) for name, some in needs.items()}
+    STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))
+
+
+NAMED: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
+    "pFedMB": lambda row: f"{row['dataset']}, {', '.join(row['setting'].split('; ')[:2])}",
+    "FedMN": lambda row: row["dataset"],
+    "PFL-MoE": lambda row: f"{row['dataset']}, {row['model']}, {row['setting'].rpartition(' ')[2]}",
+}
+
+
+def printed_table(paper: str, table: str) -> pd.DataFrame:
+    """A table as the paper prints it: a row a setting in the paper's order, a column a method, percent.
+
+    Raises:
+        InputError: the papers' numbers are not at hand.
+    """
+    rows = [row for row in paper_tables() if row["paper"] == PAPERS[paper] and row["table"] == table]
+    if not rows:
+        raise InputError(
+            f"the papers' numbers are not here: data/paper_tables.csv lacks {paper}'s table {table}"
+        )
+    keys = [NAMED[paper](row) for row in rows]
+    frame = pd.DataFrame(
+        {
+            "setting": keys,
+            "method": [r["method"] for r in rows],
+            "value": [float(r["value_percent"]) for r in rows],
+        }
     )
+    order = list(dict.fromkeys(frame["setting"]))
+    return frame.pivot(index="setting", columns="method", values="value").loc[order]
+
+
+def count(fits: pd.Series) -> str:
+    """How many settings fit: `4 of 6`."""
+    return f"{int(fits.sum())} of {len(fits)}"
+
+
+def supported(fits: Any) -> str:
+    """`yes` where every setting fits, `no` where none does, else `partly`."""
+    return "yes" if fits.all() else "partly" if fits.any() else "no"
+
+
+def misfits(fits: pd.Series) -> str:
+    """The settings that do not fit."""
+    return "; ".join(map(str, fits.index[~fits]))

@@ -7,7 +7,6 @@ a reason beside it.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,14 @@ import pandas as pd
 
 from pfl_lite.config import with_defaults
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.errors import unknown
-from pfl_lite.experiments.ledger import Ledger, Run, flat, reached
-from pfl_lite.experiments.protocols import DEFAULT_BUDGET, Arm, Experiment, get_experiment
+from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment
+from pfl_lite.results.ledger import Ledger, Run, flat, reached
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
 WIDEST = 2.0  # points: the same where 2 s.d. over seeds allow it; more is not, however much the seeds differ
 TIE = 0.5  # points: two of our rows closer than this say nothing about the paper's order
 
 COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", "Rounds", "Reason"]
-FORMATS = ("text", "markdown", "csv")
 
 
 def accuracy(run: Run, measure: str = "test_accuracy") -> float:
@@ -174,7 +171,7 @@ def table(
     """One row an arm: paper, ours (mean over the protocol's seeds), s.d. (n - 1), seeds, gap (ours - paper), status, reason.
 
     All runs have the same budget, which the title names; a row that had fewer rounds says so. `attrs["title"]` and
-    `attrs["notes"]` (deviations from the paper, unequal budgets) go with it into `show`.
+    `attrs["notes"]` (deviations from the paper, unequal budgets) go with it.
     """
     experiment = get_experiment(experiment, budget) if isinstance(experiment, str) else experiment
     ledger = ledger or Ledger()
@@ -246,7 +243,7 @@ def rows_of(
         }
         if some and arm.key in broken:
             row["Status"], why = "diverged", "weights that are no finite numbers say nothing about the method"
-        elif some and paper is None and "Fig." in experiment.paper_table:
+        elif some and paper is None and experiment.drawn:
             row["Status"], why = "drawn only", "the paper draws it and prints no number"
         elif some and paper is None:
             row["Status"], why = "own addition", "not in the paper's table"
@@ -278,46 +275,3 @@ def lead_of(one: dict[int, float], other: dict[int, float]) -> float | None:
     """By how much one row is above another on the seeds that both have, which deal the same clients; None without such a seed."""
     common = one.keys() & other.keys()
     return float(np.mean([one[seed] - other[seed] for seed in sorted(common)])) if common else None
-
-
-def show(frame: pd.DataFrame, format: str = "text") -> str:
-    """A table as aligned text, markdown (both with title and notes) or csv (plain numbers, for programs)."""
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    if format == "csv":
-        return frame.to_csv(index=False, float_format="%.2f")
-    cells = [["Method", "Paper (%)", "Ours (%)", "Gap", "Status", "Rounds", "Reason"]]
-    for row in frame.to_dict("records"):
-        spread = "" if math.isnan(row["s.d."]) else f" ± {row['s.d.']:.2f}"
-        ours = "-" if math.isnan(row["Ours (%)"]) else f"{row['Ours (%)']:.2f}{spread} (n = {row['Seeds']})"
-        paper, gap = (
-            f"{row[key]:{form}}" if not math.isnan(row[key]) else "-"
-            for key, form in (("Paper (%)", ".2f"), ("Gap", "+.2f"))
-        )
-        cells.append([row["Method"], paper, ours, gap, row["Status"], row["Rounds"], row["Reason"]])
-    return laid_out(cells, frame.attrs.get("title", ""), frame.attrs.get("notes", []), format)
-
-
-def laid_out(cells: Sequence[Sequence[str]], title: str, notes: Sequence[str], format: str) -> str:
-    """Rows of text, the headings first (or no row at all), between a title and notes, as `text` or `markdown`."""
-    if format == "markdown":
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-        lines[1:1] = ["|" + " --- |" * len(row) for row in cells[:1]]
-        title, said = f"**{title}**", [f"- {note}" for note in notes]
-    else:
-        lines = aligned(cells) if cells else []
-        said = [textwrap.fill(note, 120, initial_indent="* ", subsequent_indent="  ") for note in notes]
-    return "\n".join([title, "", *lines, "", *said]).rstrip() + "\n"
-
-
-def aligned(cells: Sequence[Sequence[str]], last: int = 60) -> list[str]:
-    """Rows of text in columns, under a rule; the last column is wrapped at `last` characters."""
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]) - 1)]
-    lines = []
-    for number, row in enumerate(cells):
-        for part, text in enumerate(textwrap.wrap(row[-1], last) or [""]):
-            head = ["" if part else cell for cell in row[:-1]]
-            lines.append("  ".join([*(c.ljust(w) for c, w in zip(head, widths, strict=True)), text]).rstrip())
-        if number == 0:
-            lines.append("-" * (sum(widths) + 2 * len(widths) + last))
-    return lines

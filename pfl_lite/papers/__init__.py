@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.experiments.experiment import BUDGETS as BUDGETS
-from pfl_lite.experiments.experiment import DEFAULT_BUDGET as DEFAULT_BUDGET
-from pfl_lite.experiments.experiment import Arm as Arm
-from pfl_lite.experiments.experiment import Experiment as Experiment
-from pfl_lite.experiments.experiment import Settings as Settings
-from pfl_lite.experiments.experiment import paper_tables as paper_tables
-from pfl_lite.experiments.experiment import printed as printed
-from pfl_lite.experiments.protocols_fedmn import FEDMN
-from pfl_lite.experiments.protocols_pfedmb import PFEDMB, TABLE2_SETTINGS, branches_name
-from pfl_lite.experiments.protocols_pfedmb import PFEDMB_TABLE1 as PFEDMB_TABLE1
-from pfl_lite.experiments.protocols_pflmoe import PFLMOE
-from pfl_lite.experiments.protocols_pflmoe import pflmoe as pflmoe
-from pfl_lite.experiments.protocols_when import SCENARIOS as SCENARIOS
-from pfl_lite.experiments.protocols_when import WHEN
+from pfl_lite.papers.experiment import (
+    BUDGETS,
+    DEFAULT_BUDGET,
+    Arm,
+    Experiment,
+    Settings,
+    paper_tables,
+    printed,
+)
+from pfl_lite.papers.fedmn import FEDMN
+from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS, branches_name
+from pfl_lite.papers.pflmoe import PFLMOE, pflmoe
+from pfl_lite.papers.scenarios import SCENARIOS, WHEN
+
+__all__ = [
+    "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "TABLE2_SETTINGS", "Arm", "Experiment",
+    "Settings", "get_experiment", "members", "paper_tables", "pflmoe", "printed", "stand_ins",
+]  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment for experiment in (*PFEDMB, *FEDMN, *PFLMOE, *WHEN)

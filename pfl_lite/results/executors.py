@@ -1,4 +1,4 @@
-"""Who trains the runs of a sweep: processes of this machine, or a Dask cluster."""
+"""Who trains the runs of a plan: processes of this machine, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.synchronize import Event
@@ -20,43 +19,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pfl_lite.config import RunConfig
 from pfl_lite.errors import InputError
+from pfl_lite.results.plan import Key, Task, title
 
 CONNECT_SECONDS = 5.0
 
-Key = tuple[str, int, int | None]
 Report = dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Task:
-    """One training run: a result (`candidate` is None) or one candidate of an arm's search."""
-
-    experiment: str
-    arm: str
-    seed: int
-    config: RunConfig
-    candidate: int | None = None
-    trained_by: tuple[Path, RunConfig] | None = None
-    """Checkpoint and configuration of a finished run whose training it takes over, if that checkpoint is still there."""
-    attempt: int | None = None
-    """Number of the attempt, where another candidate takes over should this one diverge; it then ends with that round."""
-
-    @property
-    def key(self) -> Key:
-        """What tells it from the others."""
-        return self.arm, self.seed, self.candidate
-
-    @property
-    def title(self) -> str:
-        """What a progress line calls it."""
-        return title(*self.key)
-
-
-def title(arm: str, seed: int, candidate: int | None) -> str:
-    """What a progress line calls a run."""
-    return f"{arm} seed {seed}" if candidate is None else f"{arm} candidate {candidate}"
 
 
 def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Report:
@@ -120,7 +88,7 @@ class WorkerDied(Exception):
     """A run's worker was killed, ran out of memory or lost its machine, and nobody repeats the run by itself."""
 
 
-class Machine:
+class ProcessExecutor:
     """Worker processes of this machine.
 
     The standard library's pool, like loky's, gives up all its processes when one dies: a new one takes its place here.
@@ -207,7 +175,7 @@ def train_for(topic: str, wanted: dict[str, str], task: Task, checkpoint: Path) 
         raise InputError(f"the worker on {socket.gethostname()} cannot train: {error}") from error
 
 
-class Cluster:
+class DaskExecutor:
     """The workers of a Dask cluster, however many there are at the moment.
 
     The cluster repeats a run whose worker has died on another one, and forgets the runs of a client that has gone: a worker then

@@ -1,1 +1,0 @@
-"""The tables and figures of the papers as data, the ledger of runs, and what is computed from it."""

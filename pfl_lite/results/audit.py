@@ -1,0 +1,239 @@
+"""Care of the ledger: is every file sound, and which results are missing?"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from pfl_lite.config import with_defaults
+from pfl_lite.papers import (
+    BUDGETS,
+    DEFAULT_BUDGET,
+    EXPERIMENTS,
+    Arm,
+    Experiment,
+    get_experiment,
+    members,
+)
+from pfl_lite.results.ledger import MACHINE_KEYS, Ledger, Run, flat
+from pfl_lite.results.plan import Plan
+
+LARGEST = 20_000_000  # bytes of a ledger that a repository can carry
+
+
+@dataclass
+class Findings:
+    """What a look through a ledger found: `faults` must be mended, `notes` are good to know."""
+
+    files: int = 0
+    bytes: int = 0
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(ledger: Ledger) -> Findings:
+    """Look through every file of a ledger and change none.
+
+    Faults are files that break their schema or were set aside, two files with one run, results (and attempts that diverged) that
+    were trained otherwise than the protocol says or whose settings no whole search chose, and a ledger too large to keep. Such a
+    result still counts in tables until it is moved away. Notes are
+    experiments that nobody knows, and cells that are empty.
+    """
+    found = Findings()
+    runs: list[tuple[str, Run]] = []
+    attempts: list[tuple[str, Run]] = []
+    for path in sorted(path for path in ledger.folder.rglob("*.json*") if not hidden(ledger, path)):
+        found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
+        name = path.relative_to(ledger.folder).as_posix()
+        if path.suffix != ".json":
+            found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
+            continue
+        entry, problem = ledger.examine(path)
+        if problem is not None:
+            found.faults.append(f"{name}: {problem}")
+        elif entry is not None and entry["kind"] != "search":
+            (runs if entry["kind"] == "run" else attempts).append((name, entry))
+    if found.bytes > LARGEST:
+        found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
+    found.faults += [*duplicates(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
+    found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
+    return found
+
+
+def hidden(ledger: Ledger, path: Path) -> bool:
+    """Whether a path lies in a hidden folder of the ledger (checkpoints), or is a hidden file (one that is being written)."""
+    return any(part.startswith(".") for part in path.relative_to(ledger.folder).parts)
+
+
+def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Files that hold the same run: the same configuration, wherever it was computed."""
+    first: dict[str, str] = {}
+    said = []
+    for name, run in runs:
+        config = {k: v for k, v in with_defaults(run["config"]).items() if k not in MACHINE_KEYS}
+        twin = first.setdefault(json.dumps(config, sort_keys=True), name)
+        if twin != name:
+            said.append(f"{name}: the same run as {twin}: keep one")
+    return said
+
+
+def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
+    """Files of results that were not trained as protocol and search say, or whose search lacks candidates.
+
+    Of attempts that diverged the settings that a search tries are not looked at: theirs were the choice of their time.
+    """
+    known = {one.name: one for one in every_budget()}
+    said = []
+    for name, run in runs:
+        experiment = known.get(run["experiment"])
+        arm = next((arm for arm in experiment.arms if arm.key == run["arm"]), None) if experiment else None
+        if experiment is None or arm is None:
+            continue
+        plan, used = full_plan(experiment, ledger), flat(run["config"])
+        free = {key for one in plan.source(arm).grid for key in one} if run["kind"] == "diverged" else set()
+        chosen = plan.chosen(arm, run["seed"])
+        if chosen is None:
+            source = plan.source(arm)
+            tried, grid = len(plan.scored(source)), len(plan.grid(source))
+            said.append(
+                f"{name}: of the candidates that it was chosen from the ledger holds {tried} of {grid}"
+            )
+        elif other := [key for key, value in chosen.items() if key not in free and used.get(key) != value]:
+            said.append(f"{name}: {', '.join(other)} not as the search chose")
+        elif other := unlike(run, plan.config(arm, run["seed"]).as_dict(), free):
+            said.append(f"{name}: {', '.join(other)} not as the protocol says")
+    return said
+
+
+def unlike(run: Run, config: dict[str, Any], free: set[str]) -> list[str]:
+    """Where a stored run was configured otherwise; the machine, fewer rounds and what is `free` do not count."""
+    old, new = flat(run["config"]), flat(config)
+    free = free | MACHINE_KEYS | ({"rounds"} if old["rounds"] <= new["rounds"] else set())
+    return sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key))
+
+
+def strangers(runs: Sequence[Run]) -> list[str]:
+    """Experiments with runs that no protocol describes."""
+    known = {one.name for one in every_budget()}
+    count = Counter(run["experiment"] for run in runs if run["experiment"] not in known)
+    return [
+        f"{name}: {number} runs of an experiment that is not known here" for name, number in count.items()
+    ]
+
+
+def every_budget() -> list[Experiment]:
+    """All experiments with all their budgets."""
+    some = list(EXPERIMENTS.values())
+    return some + [
+        one.at(budget) for one in some if one.paper_budget for budget in BUDGETS if budget != one.budget
+    ]
+
+
+def gaps(ledger: Ledger) -> list[str]:
+    """How many results of every experiment are missing; of those with the paper's budget, where there is one at least."""
+    said = []
+    for one in every_budget():
+        if one.budget == DEFAULT_BUDGET or (ledger.folder / one.name).is_dir():
+            plan = full_plan(one, ledger)
+            if left := len(plan.missing()):
+                planned = len(plan.arms) * len(one.seeds)
+                said.append(f"{one.name}: {left} of {planned} results are missing")
+    return said
+
+
+def full_plan(experiment: Experiment, ledger: Ledger) -> Plan:
+    """The plan of all arms and seeds of an experiment."""
+    return Plan(experiment, experiment.arms, experiment.seeds, None, "cpu", ledger)
+
+
+class Missing(NamedTuple):
+    """A command that would fill a gap: how many results it makes, how long such results took, and what must come before it."""
+
+    command: str
+    results: int
+    seconds: float | None
+    """The median of the same rows' complete runs; None where there is none yet."""
+    after: str
+    unavailable: bool = False
+
+    @property
+    def takes(self) -> str:
+        """`2 results, about 812 s each`, or only their number where no result of these rows is there."""
+        number = f"{self.results} result{'s' * (self.results != 1)}"
+        return number if self.seconds is None else f"{number}, about {self.seconds:.0f} s each"
+
+
+def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
+    """The commands that would fill the gaps of an experiment or a group in an order that works.
+
+    The longest comes first among those that can be run at once; then follow those that wait for another, and last those
+    of data that the machine of the ledger did not have.
+
+    Raises:
+        InputError: an unknown name or budget.
+    """
+    found = [one for part in members(name) for one in gaps_of(get_experiment(part, budget), ledger)]
+    # an arm may be missing here and in the experiment that makes its runs
+    unique = {one.command: one for one in found}
+    return sorted(
+        unique.values(),
+        key=lambda one: (one.unavailable, bool(one.after), -one.results * (one.seconds or 0.0), -one.results),
+    )
+
+
+def count_missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> int:
+    """How many results of an experiment or a group the ledger lacks."""
+    return sum(len(full_plan(get_experiment(part, budget), ledger).missing()) for part in members(name))
+
+
+def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
+    """The commands that would fill an experiment's gaps; arms that share a training share a command."""
+    plan = full_plan(experiment, ledger)
+    gaps: dict[str, list[tuple[Arm, int]]] = {}
+    for arm, seed in plan.missing():
+        gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
+    # the search behind a result may be of an earlier protocol, and is then to be made again
+    for arm in plan.arms:
+        if arm.grid and plan.searching is experiment and plan.known(arm) and plan.chosen(arm) is None:
+            gaps.setdefault(arm.key, [])
+    found = []
+    for training, some in gaps.items():
+        arms = list(dict.fromkeys(arm.key for arm, _ in some)) or [training]
+        seeds = sorted({seed for _, seed in some})
+        first = experiment.arm(training)
+        after = ""
+        if plan.chosen(first) is None and plan.searching is not experiment:
+            after = plan.searching.command(plan.source(first).key)
+        elif waits := [seed for seed in seeds if plan.awaits(first, seed)]:
+            after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
+        command = experiment.command(",".join(arms), ",".join(map(str, seeds)))
+        time = typical_seconds(experiment, arms, ledger)
+        found.append(Missing(command, len(some), time, after, experiment.unavailable))
+    for arm in experiment.arms:
+        if arm.run_of is not None:
+            home = get_experiment(arm.run_of, experiment.budget)
+            trained = home.arm(str(arm.rates_of))
+            there = Plan(home, [trained], experiment.seeds, None, "cpu", ledger)
+            if lacking := [seed for _, seed in there.missing()]:
+                command = home.command(trained.key, ",".join(map(str, lacking)))
+                time = typical_seconds(home, [trained.key], ledger)
+                found.append(Missing(command, len(lacking), time, ""))
+    return found
+
+
+def typical_seconds(experiment: Experiment, arms: Sequence[str], ledger: Ledger) -> float | None:
+    """The median time of the complete runs of some rows; None where there is none."""
+    known = [run["seconds"] for run in ledger.read(experiment.name) if run["arm"] in arms]
+    return median(known) if known else None
+
+
+def size_of(experiment: Experiment) -> str:
+    """How many runs a whole experiment is: `27 results, 36 candidates`."""
+    own = [arm for arm in experiment.arms if arm.run_of is None]
+    tried = sum(max(len(arm.grid), experiment.candidates[0] if arm.ladders else 0) for arm in own)
+    return f"{len(own) * len(experiment.seeds)} results, {0 if experiment.searched_in else tried} candidates"
