@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pfl_lite.engine.history import diverged_in
 from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, crossed, printed
 from pfl_lite.papers.statement import (
     Array,
@@ -18,17 +19,17 @@ from pfl_lite.papers.statement import (
     Run,
     Runs,
     ahead,
-    by_interval,
     by_seed,
     claim,
     count,
+    estimate,
     linked,
-    paired,
     per_client,
     printed_table,
     says,
     supported,
 )
+from pfl_lite.papers.statistics import ONE_SIDED, best_rank, two_way, verdict
 
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
@@ -401,27 +402,31 @@ CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")
 def chain(runs: Runs) -> ClaimResult:
     """Paired differences over clients and seeds for each link of the chain."""
     accuracy = {arm: per_client(runs[arm]) for arm in CHAIN}
-    links = {f"{a} - {b}": paired(accuracy[a] - accuracy[b]) for a, b in pairwise(CHAIN)}
-    value, se, interval = min(links.values(), key=lambda link: link[2][0])
+    links = {f"{a} - {b}": estimate(accuracy[a] - accuracy[b]) for a, b in pairwise(CHAIN)}
+    weakest = min(links.values(), key=lambda link: link.interval[0])
     each = [
-        f"{name} {m:+.2f} ± {e:.2f} (s.e.) [{i[0]:+.2f}, {i[1]:+.2f}]" for name, (m, e, i) in links.items()
+        "{} {:+.2f} ± {:.2f} (s.e.) [{:+.2f}, {:+.2f}]".format(name, *link[:2], *link.interval)
+        for name, link in links.items()
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
-    verdict = by_interval([link[2] for link in links.values()])
     statistic = "paired difference of the weakest link, points"
-    return ClaimResult(statistic, verdict, value, se, interval, 0.0, "; ".join(each))
+    decided = verdict([*links.values()], [0.0] * len(links))
+    return ClaimResult(statistic, decided, *weakest[:2], weakest.interval, 0.0, "; ".join(each))
 
 
 @claim(
     "B2",
     "pfedmb-table1",
     CHAIN[:3],
-    "Five pairs: pFedMB (eq. 5) reaches 99 % of its own final accuracy, for good, in fewer rounds than eq. 6 and than "
-    "FedAvg (Fig. 4; the curve after fine-tuning decides where every run kept it, else the one before)",
+    "Five pairs: pFedMB (eq. 5) reaches 99 % of its own final accuracy sooner than eq. 6 and than FedAvg, in rounds for good, in "
+    "rounds for the first time, and in local epochs (Fig. 4; the curve after fine-tuning decides where every run kept it)",
 )
 def faster(runs: Runs) -> ClaimResult:
-    """The first round from which on an arm's own curve stays at 99 % of its last value, of the rounds that all runs have."""
+    """How much later the faster of the others is at 99 % of its own last value, three ways, of the rounds that all runs have.
+
+    pFedMB's clients train 2 E epochs a round, the others E, so that its lead in rounds is no lead in work.
+    """
     counted: dict[str, Array] = {}
     sooner: dict[str, Array] = {}  # the first round at 99 %, after which a curve may fall again
     for quantity in ("tuned_accuracy", "personal_accuracy"):
@@ -443,19 +448,27 @@ def faster(runs: Runs) -> ClaimResult:
             sooner[quantity] = np.array(common)[np.flip(~short, -1).argmax(-1)]
     if not counted:
         raise NotTestable("the runs have no accuracy curve in common")
-    decides, rounds = next(iter(counted.items()))
-    lead = (rounds[1:] - rounds[0]).min(axis=0)  # the smaller lead over the two others, per seed
-    se = float(lead.std(ddof=1) / np.sqrt(len(lead))) if len(lead) > 1 else None
+    decides = next(iter(counted))
+    for_good, first = counted[decides], sooner[decides]  # [arms, seeds]
+    work = np.array([2, 2, 1])[:, None] * for_good  # passes over the data, in units of E epochs
+    ways = {"rounds for good": for_good, "rounds for the first time": first, "local work": work}
+    # the smaller lead over the two others, by seed
+    leads = {way: two_way((late[1:] - late[0]).min(axis=0)[:, None]) for way, late in ways.items()}
     names = {"tuned_accuracy": "after fine-tuning", "personal_accuracy": "before fine-tuning"}
     each = [
         f"{names[quantity]} "
         + ", ".join(f"{arm} {n:.1f}" for arm, n in zip(CHAIN, found.mean(1), strict=False))
         for quantity, found in counted.items()
     ]
-    statistic = f"lead of eq. 5 over the faster of the others, rounds, {names[decides]}"
-    once = ", ".join(f"{arm} {n:.1f}" for arm, n in zip(CHAIN, sooner[decides].mean(1), strict=False))
-    note = f"mean rounds {'; '.join(each)}; there for the first time, {names[decides]} {once}"
-    return ClaimResult(statistic, by_seed(list(lead > 0)), float(lead.mean()), se, None, 0.0, note)
+    weakest, lead = max(leads.items(), key=lambda one: one[1].p_above())
+    note = f"mean rounds {'; '.join(each)}; leads: " + ", ".join(
+        f"{way} {one.value:+.1f}" for way, one in leads.items()
+    )
+    statistic = f"lead of eq. 5 over the faster of the others, {weakest}, {names[decides]}"
+    decided = verdict([*leads.values()], [0.0] * len(leads))
+    known = np.isfinite(lead.se)
+    se, interval = (lead.se, lead.interval) if known else (None, None)
+    return ClaimResult(statistic, decided, lead.value, se, interval, 0.0, note)
 
 
 @claim(
@@ -470,25 +483,48 @@ def twins_agree(runs: Runs) -> ClaimResult:
     pairs = [last_pairs(run) for run in runs["pfedmb"]]
     distance = np.array([apart(a) for a in pairs])  # [seeds, pairs]
     same = np.array([a[:, 0].argmax(-1) == a[:, 1].argmax(-1) for a in pairs])
-    verdict = by_seed(list(((distance < 0.2) & same).all(1)))
+    decided = by_seed(list(((distance < 0.2) & same).all(1)))
     note = f"closer than 0.2 in {(distance < 0.2).sum()}, same branch in {same.sum()} of {same.size} pairs"
     statistic = "largest L1 distance of alpha inside a pair"
-    return ClaimResult(statistic, verdict, float(distance.max()), None, None, 0.2, note)
+    return ClaimResult(statistic, decided, float(distance.max()), None, None, 0.2, note)
 
 
 @claim(
     "B4",
     "pfedmb-table1",
     CHAIN[:1],
-    "Five pairs, eq. 5: at the end the five pairs use five different branches (Fig. 3a)",
+    "Five pairs, eq. 5: at the end the pairs use different branches, more of them than if each pair chose one at random "
+    "(Fig. 3a, where all five differ)",
 )
 def pairs_differ(runs: Runs) -> ClaimResult:
-    """The number of different argmax branches of the pairs' mean alphas, per seed."""
+    """The number of different argmax branches of the pairs' mean alphas, over the seeds, against chance."""
     pairs = [last_pairs(run) for run in runs["pfedmb"]]
     used = [branches_used(a) for a in pairs]
-    verdict = by_seed([n == len(a) for n, a in zip(used, pairs, strict=True)])
-    note, threshold = f"branches used, by seed: {', '.join(map(str, used))}", float(len(pairs[0]))
-    return ClaimResult("fewest different branches in a seed", verdict, min(used), None, None, threshold, note)
+    number, branches = pairs[0].shape[0], pairs[0].shape[-1]
+    more, fewer = by_chance(used, number, branches)
+    expected = branches * (1 - (1 - 1 / branches) ** number)
+    decided = "held" if more < ONE_SIDED else "failed" if fewer < ONE_SIDED else "undecided"
+    note = (
+        f"branches used, by seed: {', '.join(map(str, used))}; all {number} pairs differ in {used.count(number)} of {len(used)}; "
+        f"chance alone would do as well with probability {more:.2g}"
+    )
+    return ClaimResult(
+        "different branches, mean of the seeds", decided, float(np.mean(used)), None, None, expected, note
+    )
+
+
+def by_chance(used: Sequence[int], pairs: int, branches: int) -> tuple[float, float]:
+    """How likely pairs that choose branches at random use so many different ones or more, so many or fewer, in all seeds."""
+    one = np.eye(1, pairs + 1)[
+        0
+    ]  # probability of so many different branches in one seed, before the first pair
+    count = np.arange(pairs + 1)
+    for _ in range(pairs):
+        one = one * count / branches + np.concatenate([[0.0], (one * (branches - count) / branches)[:-1]])
+    total = np.ones(1)
+    for _ in used:
+        total = np.convolve(total, one)
+    return float(total[sum(used) :].sum()), float(total[: sum(used) + 1].sum())
 
 
 @claim(
@@ -508,11 +544,11 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
             raise NotTestable(f"seed {plain['seed']} kept alpha at fewer than two rounds in common")
         excess.append(area(common, np.array([entropy(b[at]) - entropy(a[at]) for at in common])))
         shared.append(branches_used(pairs) < len(pairs))
-    verdict = by_seed([slower and same for slower, same in zip(np.array(excess) > 0, shared, strict=True)])
+    decided = by_seed([slower and same for slower, same in zip(np.array(excess) > 0, shared, strict=True)])
     se = float(np.std(excess, ddof=1) / np.sqrt(len(excess))) if len(excess) > 1 else None
     note = f"pairs share a branch under eq. 6 in {sum(shared)} of {len(shared)} seeds"
     statistic = "entropy of alpha, eq. 6 minus eq. 5, mean over rounds, nats"
-    return ClaimResult(statistic, verdict, float(np.mean(excess)), se, None, 0.0, note)
+    return ClaimResult(statistic, decided, float(np.mean(excess)), se, None, 0.0, note)
 
 
 @claim(
@@ -537,10 +573,10 @@ def traffic(runs: Runs) -> ClaimResult:
                 fits.append(as_large and 0 <= alpha <= branches * other["floats_up"] / 1000)
     if not ratios:
         raise NotTestable("no round of the two methods sent anything with the same clients")
-    verdict = "held" if all(fits) else "failed"
+    decided = "held" if all(fits) else "failed"
     note = f"one of the {branches} branches has FedAvg's floats in {sum(fits)} of {len(fits)} rounds"
     value = float(np.mean(ratios))
-    return ClaimResult("floats down, pFedMB over FedAvg", verdict, value, None, None, branches, note)
+    return ClaimResult("floats down, pFedMB over FedAvg", decided, value, None, None, branches, note)
 
 
 @claim(
@@ -552,10 +588,10 @@ def traffic(runs: Runs) -> ClaimResult:
 def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
     """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over clients and seeds."""
     gain = {arm: per_client(runs[arm]) - per_client(runs[arm], "final_before_ft") for arm in runs}
-    value, se, interval = paired(gain["fedavg"] - gain["pfedmb"])
+    more = estimate(gain["fedavg"] - gain["pfedmb"])
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
     statistic = "gain by fine-tuning, FedAvg minus pFedMB, points"
-    return ClaimResult(statistic, by_interval([interval]), value, se, interval, 0.0, note)
+    return ClaimResult(statistic, verdict([more], [0.0]), *more[:2], more.interval, 0.0, note)
 
 
 def table2(setting: str) -> str:
@@ -565,13 +601,6 @@ def table2(setting: str) -> str:
 
 METHODS = tuple(TABLE2_LABELS)
 RIVALS = tuple(key for key in METHODS if key != "pfedmb")
-RANK_DRAWS = 2000
-
-
-def places(accuracy: Array) -> Array:
-    """Rank of every method, 1 for the best, from accuracies [..., methods]; equal ones share the mean of their places."""
-    other, own = accuracy[..., None, :], accuracy[..., :, None]  # [..., 1, methods], [..., methods, 1]
-    return np.asarray(0.5 + ((other > own) + 0.5 * (other == own)).sum(-1))
 
 
 @claim(
@@ -581,35 +610,21 @@ def places(accuracy: Array) -> Array:
     "pFedMB has the best mean rank over the six settings (Table II)",
 )
 def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
-    """Mean rank over the settings of the best rival minus pFedMB's; seeds and clients drawn anew in each setting."""
+    """Mean rank over the settings of the best rival minus pFedMB's, against methods that are all equal."""
     if len(runs) < len(TABLE2_SETTINGS):
         raise NotTestable(f"a mean rank needs all {len(TABLE2_SETTINGS)} settings")
-    random = np.random.default_rng(0)
-    own, drawn = [], []
-    for one in runs.values():
-        accuracy = np.stack([per_client(one[key]) for key in METHODS], -1)  # [seeds, clients, methods]
-        seeds, clients, _ = accuracy.shape
-        s = random.integers(seeds, size=(RANK_DRAWS, seeds, 1))
-        c = random.integers(clients, size=(RANK_DRAWS, 1, clients))
-        own.append(places(np.nanmean(accuracy, axis=(0, 1))))
-        drawn.append(places(np.nanmean(accuracy[s, c], axis=(1, 2))))  # [draws, methods]
-    mean, means = np.mean(own, axis=0), np.mean(drawn, axis=0)
-    ours = METHODS.index("pfedmb")
-    lead, leads = (np.delete(x, ours, -1).min(-1) - x[..., ours] for x in (mean, means))
-    low, high = np.quantile(leads, [0.025, 0.975])
-    note = ", ".join(
-        f"{key} {rank:.2f}" for key, rank in sorted(zip(METHODS, mean, strict=True), key=lambda x: x[1])
+    scores = np.array([[np.nanmean(per_client(one[key])) for key in METHODS] for one in runs.values()])
+    lost = np.array(
+        [[any(diverged_in(run["rounds"]) for run in one[key]) for key in METHODS] for one in runs.values()]
     )
-    interval = (float(low), float(high))
-    statistic = "mean rank of the best rival minus pFedMB's"
+    found = best_rank(np.where(lost, np.nan, scores), METHODS.index("pfedmb"))
+    ranked = sorted(zip(METHODS, found.mean, strict=True), key=lambda one: one[1])
+    note = (
+        f"mean ranks: {', '.join(f'{key} {rank:.2f}' for key, rank in ranked)}; it is ahead of every rival with p = "
+        f"{found.p_best:.2g} at least, and equal methods would be as far behind with p = {found.p_beaten:.2g}"
+    )
     return ClaimResult(
-        statistic,
-        by_interval([interval]),
-        float(lead),
-        float(leads.std()),
-        interval,
-        0.0,
-        f"mean ranks: {note}",
+        "mean rank of the best rival minus pFedMB's", found.verdict, found.lead, None, None, 0.0, note
     )
 
 
@@ -666,21 +681,20 @@ SCAN = tuple(f"b{number}" for number in BRANCHES)
 def one_peak(runs: Runs) -> ClaimResult:
     """Accuracy at B = 10 minus that at either end; held needs one peak at 10, too."""
     accuracy = {key: per_client(runs[key]) for key in SCAN}
-    ends = [paired(accuracy["b10"] - accuracy[end]) for end in (SCAN[0], SCAN[-1])]
-    value, se, interval = min(ends, key=lambda end: end[0])
+    ends = [estimate(accuracy["b10"] - accuracy[end]) for end in (SCAN[0], SCAN[-1])]
+    nearer = min(ends, key=lambda end: end.value)
     means = [float(accuracy[key].mean()) for key in SCAN]
     peak = int(np.argmax(means))
     rises = np.diff(means) > 0
     single = SCAN[peak] == "b10" and rises[:peak].all() and not rises[peak:].any()
-    verdict = by_interval([end[2] for end in ends])
+    decided = verdict(ends, [0.0, 0.0])
     note = ", ".join(f"{key} {mean:.2f}" for key, mean in zip(SCAN, means, strict=True))
     statistic = "B = 10 minus the better end of the scan, points"
     return ClaimResult(
         statistic,
-        "undecided" if verdict == "held" and not single else verdict,
-        value,
-        se,
-        interval,
+        "undecided" if decided == "held" and not single else decided,
+        *nearer[:2],
+        nearer.interval,
         0.0,
         note,
     )

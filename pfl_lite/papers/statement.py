@@ -1,4 +1,4 @@
-"""A statement of a paper and what decides it: runs, by bootstrap intervals or agreement of seeds, or the paper's own numbers."""
+"""A statement of a paper and what decides it: runs, by tests of differences or agreement of seeds, or the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from pfl_lite.errors import InputError
 from pfl_lite.papers.experiment import paper_tables
+from pfl_lite.papers.statistics import ONE_SIDED, Estimate, combined, holm, two_way, verdict
 
 Run = dict[str, Any]
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
@@ -38,11 +39,19 @@ class ClaimResult:
     text: str = ""
     seeds: int = 0
     """The fewest seeds of a comparison that it rests on; of a failed claim, of those that fail."""
+    rounds: str = ""
+    """How long its runs were trained, such as `30` or `10 to 30`; empty where they went on until convergence."""
+
+    @property
+    def kind(self) -> str:
+        """The verdict, with a word of warning where it rests on one seed, whose interval knows clients alone."""
+        return f"{self.verdict} (1 seed)" if self.seeds == 1 and self.verdict != "undecided" else self.verdict
 
     @property
     def says(self) -> str:
-        """The verdict, with a word of warning where it rests on one seed, whose interval knows clients alone."""
-        return f"{self.verdict} (1 seed)" if self.seeds == 1 and self.verdict != "undecided" else self.verdict
+        """The verdict as it may be quoted: with the budget of its runs."""
+        at = f" at {self.rounds} rounds" if self.rounds and self.verdict != "undecided" else ""
+        return self.kind.replace(self.verdict, f"{self.verdict}{at}", 1)
 
 
 @dataclass(frozen=True)
@@ -137,13 +146,6 @@ def paired(difference: Array, draws: int = 10_000) -> Paired:
     return summary(difference.mean(), resampled(difference, draws))
 
 
-def by_interval(intervals: Sequence[tuple[float, float]]) -> str:
-    """Held if every interval lies above 0, failed if any lies below, else undecided."""
-    if any(high < 0 for _, high in intervals):
-        return "failed"
-    return "held" if all(low > 0 for low, _ in intervals) else "undecided"
-
-
 def by_seed(holds: Sequence[bool]) -> str:
     """Held if it is so in every seed, failed if in none, else undecided."""
     return "held" if all(holds) else "undecided" if any(holds) else "failed"
@@ -156,6 +158,29 @@ def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
     if any(f"{measure}_clients" not in run["final"] for run in runs):
         raise NotTestable(f"the runs kept no {measure} of each client")
     return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
+
+
+ONE_SEED = 1.33
+"""By how much the errors of one seed are widened: in the columns with three seeds, paired differences scatter from seed to seed
+by up to so many times what the clients of a single seed tell (root mean squares; Dirichlet's labels, 15 clients)."""
+
+
+def estimate(difference: Array) -> Estimate:
+    """The mean of paired differences [seeds, clients] with its error, which a single seed shows only in part."""
+    found = two_way(difference)
+    return found if len(difference) > 1 else found._replace(se=ONE_SEED * found.se)
+
+
+GUESSING = 1.5
+"""Times the accuracy of guessing one of the classes, up to which a run counts as not trained."""
+
+
+def is_guessing(run: Run) -> bool:
+    """Whether a run's clients do no better in the mean than by guessing, before any fine-tuning and after."""
+    parts = [run["final"], run.get("final_before_ft") or run["final"]]
+    best = max(float(np.nanmean(np.array(part["test_accuracy"], dtype=float))) for part in parts)
+    classes = len(run.get("data_card", {}).get("classes", ())) or np.inf
+    return best < GUESSING / classes
 
 
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
@@ -188,27 +213,35 @@ class Link:
             found[name] = found.get(name, have) & have
         return {name: sorted(some) for name, some in found.items()}
 
-    def value(self, runs: dict[str, Runs]) -> Paired:
+    def untrained(self, runs: dict[str, Runs]) -> list[str]:
+        """The arms whose runs do no better than guessing: a comparison with them says nothing about methods."""
+        return [
+            arm
+            for name, arm in self.terms
+            if (some := runs.get(name, {}).get(arm)) and all(map(is_guessing, some))
+        ]
+
+    def value(self, runs: dict[str, Runs]) -> Estimate:
         """The sum, paired over clients and common seeds inside an experiment, independent between experiments.
 
         A number that all clients of a single seed share, as one model's accuracy on all test images, has no spread to judge
         it by: its standard error is infinite.
         """
-        total, means, alone = 0.0, np.zeros(1), False
-        for stream, (name, seeds) in enumerate(self.seeds(runs).items()):
+        parts = []
+        for name, seeds in self.seeds(runs).items():
             arrays = []
             for (there, arm), factor in self.terms.items():
                 if there == name:
                     by_seed = {int(run["seed"]): run for run in runs[name][arm]}
                     some = [by_seed[seed] for seed in seeds]
                     arrays.append(factor * per_client_measure(some, self.measure))
-            alone |= len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
+            alone = len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
             difference = np.sum(arrays, axis=0)  # [seeds, clients]
             difference = difference[
                 :, np.isfinite(difference).all(0)
             ]  # without clients that have no test images
-            total, means = total + difference.mean(), means + resampled(difference, stream=stream)
-        return (total, np.inf, (-np.inf, np.inf)) if alone else summary(total, means)
+            parts.append(Estimate(float(difference.mean()), np.inf, 1) if alone else estimate(difference))
+        return combined(parts)
 
 
 def ahead(
@@ -227,32 +260,45 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
             needs[name] += [arm] if arm not in needs[name] else []
 
     def test(runs: dict[str, Runs]) -> ClaimResult:
-        known = [link for link in links if all(link.seeds(runs).values())]
+        there = [link for link in links if all(link.seeds(runs).values())]
+        idle = sorted({arm for link in there for arm in link.untrained(runs)})
+        known = [link for link in there if not link.untrained(runs)]
         if not known:
-            raise NotTestable("the runs that are there make no whole comparison")
-        found = [(link, *link.value(runs)) for link in known]
-        margins = [(low - link.above, high - link.above) for link, _, _, (low, high) in found]
+            raise NotTestable(
+                f"not decidable: {', '.join(idle)} did not train (no better than guessing)"
+                if idle
+                else "the runs that are there make no whole comparison"
+            )
+        found = [link.value(runs) for link in known]
+        bounds = [link.above for link in known]
         # the part that lies furthest on the wrong side, or least on the right one, in its own standard errors
-        link, value, se, interval = min(found, key=lambda one: (one[1] - one[0].above) / max(one[2], 1e-9))
-        held, refuted = sum(low > 0 for low, _ in margins), sum(high < 0 for _, high in margins)
+        link, one = min(
+            zip(known, found, strict=True),
+            key=lambda both: (both[1].value - both[0].above) / max(both[1].se, 1e-9),
+        )
+        held = sum(part.p_above(bound) < ONE_SIDED for part, bound in zip(found, bounds, strict=True))
+        against = holm([part.p_below(bound) for part, bound in zip(found, bounds, strict=True)])
+        refuted = [link for link, p in zip(known, against, strict=True) if p < ONE_SIDED]
         where = next(iter(link.terms))[0]
-        note = f"weakest: {link} in {where}, {link.measure.replace('_', ' ')}; {held} of {len(links)} hold, {refuted} fail"
-        if untested := len(links) - len(known):
+        note = (
+            f"weakest: {link} in {where}, {link.measure.replace('_', ' ')}; "
+            f"{held} of {len(links)} hold, {len(refuted)} fail"
+        )
+        if untested := len(links) - len(there):
             note += f", {untested} cannot be tested yet"
+        if idle:
+            note += f", {len(there) - len(known)} not decidable, as {', '.join(idle)} did not train (no better than guessing)"
         statistic = (
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
-        verdict = by_interval(margins)
-        if verdict == "held" and len(known) < len(links):
-            verdict = "undecided"
-        against = [one for one, (_, high) in zip(known, margins, strict=True) if high < 0]
-        seeds = min(len(some) for one in against or known for some in one.seeds(runs).values())
-        if np.isinf(se):
-            said = "one model and one seed: no spread to judge it by"
-            return ClaimResult(
-                statistic, verdict, value, None, None, link.above, f"{note}; {said}", seeds=seeds
-            )
-        return ClaimResult(statistic, verdict, value, se, interval, link.above, note, seeds=seeds)
+        decided = verdict(found, bounds)
+        if decided == "held" and len(known) < len(links):
+            decided = "undecided"
+        seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
+        if np.isinf(one.se):
+            note += "; one model and one seed: no spread to judge it by"
+            return ClaimResult(statistic, decided, one.value, None, None, link.above, note, seeds=seeds)
+        return ClaimResult(statistic, decided, *one[:2], one.interval, link.above, note, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
     STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))

@@ -6,6 +6,7 @@ effect that is planted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ def ranks(scores: Array) -> Array:
 
 
 class RankTest(NamedTuple):
-    """Mean ranks [methods] over settings, a method's lead over the best rival, and how often chance leads so much or little."""
+    """Mean ranks [methods] over settings, a method's lead over the best rival, p-values of its being best and being beaten."""
 
     mean: Array
     lead: float
@@ -120,26 +121,26 @@ class RankTest(NamedTuple):
 def best_rank(scores: Array, method: int, draws: int = DRAWS) -> RankTest:
     """Test whether a method has the best mean rank, from scores [settings, methods].
 
-    The null hypothesis is that all methods are equal, so that in every setting any order is as likely as any other: ranks are
-    shuffled inside each setting, and the lead (the best rival's mean rank minus the method's) is compared with the shuffled
-    leads. The best of many rivals is ahead of one method by chance, which the shuffled leads contain.
+    It is best if it is ahead of every rival: each is tested by exchanging the two methods' ranks in every combination of settings
+    (exact sign flips), and `p_best` is the largest of these p-values, so that no correction is needed. It is beaten if the best
+    rival is further ahead than chance explains where all methods are equal: then any order in a setting is as likely as any
+    other, and `p_beaten` says how often shuffled ranks put the best of so many rivals so far ahead.
     """
     placed = ranks(scores)  # [settings, methods]
+    behind = (
+        np.delete(placed, method, 1) - placed[:, [method]]
+    )  # [settings, rivals], above 0 where the method is ahead
+    flips = np.array(list(itertools.product((1, -1), repeat=len(placed))))  # [2^settings, settings]
+    p_each = (flips @ behind >= behind.sum(0) - 1e-9).mean(0)
     random = np.random.default_rng(0)
     shuffled = random.permuted(np.broadcast_to(placed, (draws, *placed.shape)), axis=-1).mean(
         1
     )  # [draws, methods]
-    mean = placed.mean(0)
-
-    def lead(one: Array) -> Array:
-        return np.asarray(np.delete(one, method, -1).min(-1) - one[..., method])
-
-    found, chance = float(lead(mean)), lead(shuffled)
-    # the observed order is one of the possible ones, too
-    p_best, p_beaten = (
-        (1 + side.sum()) / (1 + draws) for side in (chance >= found - 1e-9, chance <= found + 1e-9)
-    )
-    return RankTest(mean, found, float(p_best), float(p_beaten))
+    lead, chance = (np.delete(x, method, -1).min(-1) - x[..., method] for x in (placed.mean(0), shuffled))
+    p_beaten = (1 + (chance <= lead + 1e-9).sum()) / (
+        1 + draws
+    )  # the observed order is one of the possible ones
+    return RankTest(placed.mean(0), float(lead), float(p_each.max()), float(p_beaten))
 
 
 class Agreement(NamedTuple):

@@ -16,6 +16,8 @@ import pandas as pd
 from pfl_lite.config import with_defaults
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment
+from pfl_lite.papers.statement import NotTestable, per_client_measure
+from pfl_lite.papers.statistics import agreement, ranks
 from pfl_lite.results.ledger import Ledger, Run, flat, reached
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
@@ -165,6 +167,10 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
     return said
 
 
+LEAST_ROWS = 3  # with both numbers, below which an order says nothing
+OWN_METHODS = ("pfedmb", "fedmn", "pfl_mf", "pfl_mfe")  # those that the three papers propose
+
+
 def table(
     experiment: str | Experiment, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
 ) -> pd.DataFrame:
@@ -199,9 +205,43 @@ def table(
     frame = frame.astype(dict.fromkeys(numbers, float))
     frame.attrs = {
         "title": experiment.heading,
-        "notes": [*experiment.deviations, *unequal(ledger, experiment)],
+        "notes": [*orders(experiment, runs), *experiment.deviations, *unequal(ledger, experiment)],
     }
     return frame
+
+
+def orders(experiment: Experiment, runs: dict[str, list[Run]]) -> list[str]:
+    """For each measure how far the order of the rows is the paper's, in a sentence; none where too few rows tell."""
+    said = []
+    for measure, words in experiment.measures.items():
+        papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
+        rows = [arm for arm in experiment.arms if papers[arm.key] is not None and runs[arm.key]]
+        seeds = set.intersection(*({run["seed"] for run in runs[arm.key]} for arm in rows)) if rows else set()
+        if len(rows) < LEAST_ROWS or not seeds:
+            continue
+        common = [[run for run in runs[arm.key] if run["seed"] in seeds] for arm in rows]
+        try:
+            ours = np.stack(
+                [per_client_measure(some, measure) for some in common], -1
+            )  # [seeds, clients, rows]
+        except (NotTestable, ValueError):  # kept no clients, or unlike numbers of them
+            continue
+        paper = np.array([papers[arm.key] for arm in rows], dtype=float)
+        found = agreement(paper, ours)
+        places = " ".join(
+            f"{arm.label} is number {theirs:g} there and {mine:g} here;"
+            for arm, theirs, mine in zip(
+                rows, ranks(paper), ranks(np.nanmean(ours, axis=(0, 1))), strict=True
+            )
+            if arm.method in OWN_METHODS
+        )
+        low, high = found.interval
+        said.append(
+            f"{words + ': ' if words else ''}the order of the {len(rows)} rows that have both numbers agrees with the paper's by "
+            f"a Kendall's tau of {found.tau:+.2f} [{low:+.2f}, {high:+.2f}] (1: the same, -1: reversed); {places} "
+            f"the mean gap is {found.gap:.1f} points"
+        )
+    return said
 
 
 def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -1,8 +1,9 @@
 """The papers' claims as small functions over the ledger: held, failed or undecided, always with a statistic.
 
-A claim about means is decided by a bootstrap interval of differences, paired over clients and seeds; a claim about structure
-(which branch a client uses, who is faster) is tested once a seed: held if it is so in every seed, failed if in none, undecided if
-the seeds disagree.  Missing runs make any claim undecided, unless those that are there refute it, and the note names them.
+A claim about means is decided by t tests of differences that are paired over clients and seeds (`papers.statistics`): held if
+each of its parts holds, failed if one fails after Holm's correction for having looked at all. A claim about structure (which
+branch a client uses) is tested once per seed: held if it is so in every seed, failed if in none, undecided if the seeds disagree.
+Missing runs make any claim undecided, unless those that are there refute it; so do runs that did not train. The note names both.
 """
 
 from __future__ import annotations
@@ -92,6 +93,14 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     return said
 
 
+def lengths(used: dict[str, Runs]) -> str:
+    """How many rounds some runs had: `30`, or `10 to 30`."""
+    rounds = {
+        int(run["rounds"][-1]["round"]) for runs in used.values() for some in runs.values() for run in some
+    }
+    return " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else ""
+
+
 def check(
     claim: Statement, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET
 ) -> ClaimResult:
@@ -144,6 +153,7 @@ def check(
         id=claim.id,
         experiment=claim.experiment,
         text=claim.text,
+        rounds=lengths(there) if budget == DEFAULT_BUDGET else "",
         seeds=result.seeds
         or min((len(some) for runs in there.values() for some in runs.values()), default=0),
         note="; ".join(filter(None, [result.note, *said])),
