@@ -85,7 +85,7 @@ def render_verdicts(results: Sequence[ClaimResult]) -> str:
         number += "" if one.threshold is None else f"; threshold {one.threshold:g}"
         told = "\n".join(filter(None, [one.text, number, one.note]))
         rows.append([one.id, one.says, told])
-    return tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, 80], disable_numparse=True) + "\n"
+    return tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, 68], disable_numparse=True) + "\n"
 
 
 def render_missing(found: Sequence[Missing]) -> str:
