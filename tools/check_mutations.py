@@ -172,8 +172,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "no proximal term: FedAvg",
         ),
         (
-            "return self.plain_sgd(server, client, work)",
-            "return super().own_update(server, client, work)",
+            'finetune: ClassVar[str] = "plain_sgd"',
+            'finetune: ClassVar[str] = "own_update"',
             "the pull stays while fine-tuning",
         ),
     ],
@@ -182,13 +182,13 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "methods/pfl_fb.py": [
         (
-            "return server | work.sgd(loss, cut.start(server), part=self.part)",
-            "return work.sgd(work.loss, server, part=self.part)",
+            "return received | work.sgd(loss, cut.start(received), part=self.part)",
+            "return work.sgd(work.loss, received, part=self.part)",
             "the base tunes along: PFL-FT",
         ),
         (
-            "cut.start(server), part=self.part)",
-            "cut.start(server))",
+            "cut.start(received), part=self.part)",
+            "cut.start(received))",
             "the gate's quarter of the images is trained on",
         ),
     ],
@@ -208,7 +208,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("epochs=self.head_epochs", "epochs=None", "the head trains E epochs"),
         (
-            "return self.fit_head(server, client, work)",
+            "return self.fit_head(received, client, work)",
             "return client",
             "a newcomer is scored with the untrained head",
         ),
@@ -249,8 +249,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "everybody trains the first model",
         ),
         (
-            "return select(server, best_model(server, work))",
-            'return select(server, client["cluster"])',
+            "return select(received, best_model(received, work))",
+            'return select(received, client["cluster"])',
             "no new choice over the final models",
         ),
     ],
@@ -278,8 +278,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "everybody moves the first cell",
         ),
         (
-            'torch.where(chosen >= 0, chosen, server["cluster"][work.id])',
-            'server["cluster"][work.id]',
+            'torch.where(chosen >= 0, chosen, server["cluster"][id])',
+            'server["cluster"][id]',
             "a newcomer does not choose",
         ),
     ],
@@ -355,14 +355,14 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         (".log_softmax(1) for m", " for m", "logits mixed in the place of probabilities"),
         ("network.init(seed, copy=m)", "network.init(seed)", "equal components, which stay equal"),
         (
-            'return {"mixture": work.train_mean(self.responsibilities(server, client, work))}',
+            'return {"mixture": work.train_mean(self.responsibilities(received, client, work))}',
             "return client",
             "a newcomer keeps uniform weights",
         ),
     ],
     "methods/ditto.py": [
         (
-            "pulled(work.loss, self.lam, server), client)",
+            "pulled(work.loss, self.lam, received), client)",
             "pulled(work.loss, self.lam, client), client)",
             "tied to itself",
         ),
@@ -397,8 +397,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "adaptation uphill",
         ),
         (
-            "return self.adapt(server, work.train_gradient(server))",
-            "return server",
+            "return self.adapt(received, work.train_gradient(received))",
+            "return received",
             "scored without adaptation",
         ),
         ('if self.variant == "fo":', "if True:", "the Hessian term is never there"),
@@ -652,8 +652,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "schedules exchanged",
         ),
         (
-            "own = logits(server | expert[0])",
-            "own = logits(server)",
+            "own = logits(received | expert[0])",
+            "own = logits(received)",
             "the gate learns between two global models",
         ),
         ('work.size("train") < SMALLEST if learned', "False if learned", "a gate that never learned is used"),
@@ -669,8 +669,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "gates start at zero",
         ),
         (
-            "general = work.fixed(logits(server)) if in_use",
-            "general = work.fixed(logits(server)) if True",
+            "general = work.fixed(logits(received)) if in_use",
+            "general = work.fixed(logits(received)) if True",
             "one expert without dropout",
         ),
         (

@@ -127,6 +127,7 @@ class Simulation:
             self.tuning == self.settings
             and config.ft_mode == "own_update"
             and type(self.method).own_update is Method.own_update
+            and self.method.finetune == "own_update"
             and type(self.method).relay is Method.relay
             and len(self.sample(1)) == config.clients
         )
@@ -222,18 +223,26 @@ class Simulation:
 
     def personal_models(self) -> Params:
         """The models that are scored, stacked over all clients [N, ...]."""
-        return self._each_client(
-            lambda server, client, work: (self.method.personal(server, client, work),), self.arrived()
-        )
+
+        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
+            received = self.method.download(server, client, work.id)
+            return (self.method.personal(received, client, work),)
+
+        return self._each_client(one, self.arrived())
 
     def arrived(self) -> Params:
         """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
         new = self.everyone[~self.sampled]
         if self.round == 0 or not len(new) or type(self.method).arrive is Method.arrive:
             return self.clients
+
+        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
+            received = self.method.download_newcomer(server, client, work.id)
+            return (self.method.arrive(received, client, work),)
+
         counted = self.map.images_trained
         states = self.map(
-            lambda server, client, work: (self.method.arrive(server, client, work),),
+            one,
             self.server,
             self.clients,
             new,
@@ -268,10 +277,14 @@ class Simulation:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
             return self._ahead[1][2]
         method, config = self.method, self.config
-        tune = method.own_update if config.ft_mode == "own_update" else method.plain_sgd
+        tune = method.plain_sgd if "plain_sgd" in (config.ft_mode, method.finetune) else method.own_update
+
+        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
+            return (tune(method.download(server, client, work.id), client, work),)
+
         started = time.perf_counter()
         tuned = self.map(
-            lambda server, client, work: (tune(server, client, work),),
+            one,
             self.server,
             self.arrived(),
             self.everyone,

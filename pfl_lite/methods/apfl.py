@@ -30,6 +30,7 @@ class APFL(FedAvg):
     one_model: ClassVar[bool] = False
     watched: ClassVar[tuple[str, ...]] = ("alpha",)
     fits_batch_norm: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     alpha: float = 0.5
     """Share of the personal model at first; 0 is FedAvg, 1 is Local."""
@@ -60,13 +61,11 @@ class APFL(FedAvg):
         trained = work.follow(both, pack("w", received) | pack("v", v))
         return unpack("w", trained), pack("own", unpack("v", trained)) | {"alpha": alpha}
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return self.local(server, client, work)[1]
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return self.local(received, client, work)[1]
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return mix(client["alpha"], unpack("own", client), server)
-
-    own_update = FedAvg.plain_sgd
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return mix(client["alpha"], unpack("own", client), received)
 
     def state(self, server: Params, clients: Params) -> Params:
         return {"alpha": clients["alpha"]}  # [N]

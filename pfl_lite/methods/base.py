@@ -255,6 +255,8 @@ class Method:
     """Every client's scored model is the global model, so that scoring it once is enough."""
     watched: ClassVar[tuple[str, ...]] = ()
     """Which parts of `state` a run keeps from round to round."""
+    finetune: ClassVar[str] = "own_update"
+    """What a client does to fine-tune by the method's own rule: its local work once more, or `plain_sgd` on the scored model."""
     fits_batch_norm: ClassVar[bool] = True
     """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
     keyed: ClassVar[bool] = False
@@ -282,6 +284,10 @@ class Method:
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         """The tensors that go down to client `id` (they are counted)."""
         return server
+
+    def download_newcomer(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        """The tensors that go down to a client that has never taken part, for `arrive`; by default those of every client."""
+        return self.download(server, client, id)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         """One client's work in one round: what it sends up (it is counted), and what it keeps."""
@@ -313,12 +319,12 @@ class Method:
 
     # ---- which model is scored ------------------------------------------------------------------------------------
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        """What a client that has never taken part does before it is scored: its state, used for scoring only."""
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        """What a client that has never taken part does with `download_newcomer` before it is scored: its state for scoring."""
         return client
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        """The model that is scored for this client."""
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        """The model that is scored for this client, from what it downloads and its own state alone."""
         raise unanswered(self, "personal")
 
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
@@ -339,17 +345,17 @@ class Method:
         """The client's model as it stands at the end of its local work, before aggregation."""
         return upload
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        """Fine-tune by the method's own client routine, run once more from what the client would download."""
-        return self.after_local(*self.local(self.download(server, client, work.id), client, work))
+    def own_update(self, received: Params, client: Params, work: Work) -> Params:
+        """Fine-tune by the method's own client routine, run once more from what the client downloads."""
+        return self.after_local(*self.local(received, client, work))
 
-    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
+    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
         """Fine-tune the scored model by plain local SGD."""
 
         def loss(w: Params, batch: Batch) -> Tensor:
             return batch.cross_entropy(self.predict(work.training(batch), w, batch.x))
 
-        return work.sgd(loss, self.personal(server, client, work))
+        return work.sgd(loss, self.personal(received, client, work))
 
     # ---- what a reader may look at --------------------------------------------------------------------------------
 

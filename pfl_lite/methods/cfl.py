@@ -40,6 +40,7 @@ class ClusteredFL(Method):
     name: ClassVar[str] = "cfl"
     about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
     watched: ClassVar[tuple[str, ...]] = ("cluster",)
+    finetune: ClassVar[str] = "plain_sgd"
 
     eps1: float = 0.4
     """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""
@@ -71,7 +72,11 @@ class ClusteredFL(Method):
         return unpack("cell", server)
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
-        return select(self.models(server), server["cluster"][id])
+        chosen = client["chosen"]
+        return select(self.models(server), torch.where(chosen >= 0, chosen, server["cluster"][id]))
+
+    def download_newcomer(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        return self.models(server)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         return work.sgd(work.loss, received), client
@@ -121,14 +126,11 @@ class ClusteredFL(Method):
             "known": known.index_fill(0, round.ids, True),
         }
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return {"chosen": best_model(self.models(server), work)}
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return {"chosen": best_model(received, work)}
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        chosen = client["chosen"]
-        return select(self.models(server), torch.where(chosen >= 0, chosen, server["cluster"][work.id]))
-
-    own_update = Method.plain_sgd
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return received
 
     def server_model(self, server: Params) -> Params:
         return self.models(server)

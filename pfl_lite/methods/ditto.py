@@ -21,6 +21,7 @@ class Ditto(FedAvg):
     name: ClassVar[str] = "ditto"
     about: ClassVar[str] = "FedAvg, and for each client a second model pulled towards it"
     one_model: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 1.0
     """Strength of the pull; 0 is Local."""
@@ -35,13 +36,11 @@ class Ditto(FedAvg):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         return work.sgd(work.loss, received), self.arrive(received, client, work)
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return work.sgd(pulled(work.loss, self.lam, server), client)
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return work.sgd(pulled(work.loss, self.lam, received), client)
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
-
-    own_update = FedAvg.plain_sgd
 
     def state(self, server: Params, clients: Params) -> Params:
         return {}  # the client's state is its scored model

@@ -38,6 +38,7 @@ class FedAMP(Method):
     name: ClassVar[str] = "fedamp"
     about: ClassVar[str] = "each client is pulled towards a mix of the models most like its own"
     watched: ClassVar[tuple[str, ...]] = ("attention",)
+    finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 1.0
     """Strength of the pull towards u_i."""
@@ -105,10 +106,8 @@ class FedAMP(Method):
         others = alpha * near
         return others + torch.diag(1 - others.sum(1))
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
-
-    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return {}

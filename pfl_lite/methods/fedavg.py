@@ -37,8 +37,8 @@ class FedAvg(Method):
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         return weighted_mean(uploads, round.weights(self.weights), server)
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return server
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return received
 
     def global_model(self, server: Params) -> Params | None:
         return server

@@ -63,11 +63,11 @@ class FedEM(Method):
 
         return work.sgd(weighted_loss, received), {"mixture": work.train_mean(q)}
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return {"mixture": work.train_mean(self.responsibilities(server, client, work))}
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return {"mixture": work.train_mean(self.responsibilities(received, client, work))}
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return server | client
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return received | client
 
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
         """log sum_m pi_m p_m(y | x): log-probabilities, whose softmax are the mixed probabilities [b, K]."""

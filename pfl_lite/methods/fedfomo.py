@@ -38,6 +38,7 @@ class FedFomo(Method):
     name: ClassVar[str] = "fedfomo"
     about: ClassVar[str] = "clients mix the models of others that do well on their own validation images"
     watched: ClassVar[tuple[str, ...]] = ("weights",)
+    finetune: ClassVar[str] = "plain_sgd"
 
     models: int = 5
     """M, candidates a round, the client's own model included; 1 is Local."""
@@ -122,13 +123,11 @@ class FedFomo(Method):
                 chosen[i, place] = left.pop(pick)
         return chosen.to(affinity.device)
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return self.mix(self.download(server, client, work.id), client, work)[1]
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return self.mix(received, client, work)[1]
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
         return unpack("own", client)
-
-    own_update = Method.plain_sgd
 
     def server_model(self, server: Params) -> Params:
         return {}

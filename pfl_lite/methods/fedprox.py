@@ -20,6 +20,7 @@ class FedProx(FedAvg):
 
     name: ClassVar[str] = "fedprox"
     about: ClassVar[str] = "FedAvg whose clients are pulled towards the global model"
+    finetune: ClassVar[str] = "plain_sgd"  # without the proximal term: the model is meant to leave theta
 
     mu: float = 0.1
     """Strength of the pull; 0 is FedAvg."""
@@ -30,7 +31,3 @@ class FedProx(FedAvg):
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         return work.sgd(pulled(work.loss, self.mu, received), received), client
-
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        """Fine-tuning drops the proximal term: the model is meant to leave theta."""
-        return self.plain_sgd(server, client, work)

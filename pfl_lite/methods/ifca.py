@@ -62,8 +62,8 @@ class IFCA(Method):
         models = {name: uploads[name] for name in server}
         return mean_by_cluster(models, uploads["cluster"], round.sizes, server)
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return select(server, best_model(server, work))
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return select(received, best_model(received, work))
 
     def after_local(self, upload: Params, client: Params) -> Params:
         return {name: tensor for name, tensor in upload.items() if name != "cluster"}

@@ -25,7 +25,7 @@ class Local(Method):
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         return server
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
 
     def after_local(self, upload: Params, client: Params) -> Params:

@@ -27,6 +27,7 @@ class Moon(FedAvg):
 
     name: ClassVar[str] = "moon"
     about: ClassVar[str] = "FedAvg whose clients keep their features near the global model's"
+    finetune: ClassVar[str] = "plain_sgd"
 
     mu: float = 5.0
     """Weight of the contrastive term."""
@@ -96,8 +97,6 @@ class Moon(FedAvg):
 
     def predict(self, network: Network, model: Params, x: Tensor) -> Tensor:
         return self.classify(network, model, self.project(network, model, x))
-
-    own_update = FedAvg.plain_sgd
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
         return Predictor(network, self.predict, model) if self.projection else network.to_module(model)

@@ -26,6 +26,7 @@ class PerFedAvg(FedAvg):
     about: ClassVar[str] = "a global model trained to be good after one step of adaptation"
     one_model: ClassVar[bool] = False
     fits_batch_norm: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     inner_lr: float = 0.01
     """a, the rate of adaptation; 0 is FedAvg."""
@@ -53,7 +54,5 @@ class PerFedAvg(FedAvg):
 
         return work.follow(outer, received, phase=("weights", "inner")), client
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return self.adapt(server, work.train_gradient(server))
-
-    own_update = FedAvg.plain_sgd
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return self.adapt(received, work.train_gradient(received))

@@ -29,6 +29,7 @@ class PFedHN(Method):
     about: ClassVar[str] = "a hypernetwork at the server generates every client's model from an embedding"
     watched: ClassVar[tuple[str, ...]] = ("embedding",)
     fits_batch_norm: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     embedding: int = 0
     """Numbers in a client's embedding; 0: 1 + N // 4."""
@@ -114,10 +115,8 @@ class PFedHN(Method):
         """phi and the embeddings, without their momentum."""
         return {name: tensor for name, tensor in server.items() if not name.startswith("velocity/")}
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return self.download(server, client, work.id)
-
-    own_update = Method.plain_sgd
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return received
 
     def server_model(self, server: Params) -> Params:
         return pack("hyper", unpack("hyper", server))

@@ -113,8 +113,8 @@ class PFedMB(Method):
             branches, {name: round.sizes[:, None] * alpha for name, alpha in mix.items()}, server
         )  # eq. 5
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return collapse(server, self.mixture(client))
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return collapse(received, self.mixture(client))
 
     def after_local(self, upload: Params, client: Params) -> Params:
         return collapse({name: tensor for name, tensor in upload.items() if name != "alpha"}, upload["alpha"])

@@ -37,6 +37,7 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     about: ClassVar[str] = "a personal model for each client, tied to the global one by a quadratic"
     fits_batch_norm: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 15.0
     """Strength lambda of the tie."""
@@ -84,13 +85,11 @@ class PFedMe(Method):
         mean = weighted_mean(uploads, round.sizes, server)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
 
-    def arrive(self, server: Params, client: Params, work: Work) -> Params:
-        return self.local(server, client, work)[1]
+    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+        return self.local(received, client, work)[1]
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
-
-    own_update = Method.plain_sgd
 
     def global_model(self, server: Params) -> Params | None:
         return server

@@ -42,10 +42,10 @@ class PFLFB(FedAvg):
         self.cut(network)
         return super().init(start, network, clients)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+    def own_update(self, received: Params, client: Params, work: Work) -> Params:
         cut = self.cut(work.network)
-        loss = cut.loss(work, server, cut.reader(work, server))
-        return server | work.sgd(loss, cut.start(server), part=self.part)
+        loss = cut.loss(work, received, cut.reader(work, received))
+        return received | work.sgd(loss, cut.start(received), part=self.part)
 
-    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
-        return self.own_update(server, client, work)
+    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
+        return self.own_update(received, client, work)

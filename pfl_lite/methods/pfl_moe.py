@@ -134,19 +134,19 @@ class PFLMoE(FedAvg):
         gate = pack("gate", unpack("gate", start))
         return {name: tensor for name, tensor in start.items() if name not in gate}, stack(gate, clients)
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
+    def own_update(self, received: Params, client: Params, work: Work) -> Params:
         cut, network = self.cut(work.network), work.network
-        read = cut.reader(work, server)
+        read = cut.reader(work, received)
         in_use = self.gate_experts == "eval"
 
         def logits(params: Params) -> Callable[[Batch], Tensor]:
             """An expert's logits [b, K], as the gate sees them."""
             return lambda batch: cut.above(network if in_use else work.training(batch), params, read(batch))
 
-        general = work.fixed(logits(server)) if in_use else logits(server)
-        gate_input = work.fixed(lambda batch: self.gate_reads(cut, server, batch.x, read(batch)))
+        general = work.fixed(logits(received)) if in_use else logits(received)
+        gate_input = work.fixed(lambda batch: self.gate_reads(cut, received, batch.x, read(batch)))
 
-        loss_of_head = cut.loss(work, server, read)
+        loss_of_head = cut.loss(work, received, read)
 
         def tune(expert: Carry, batch: Batch) -> Carry:
             head, velocity = expert
@@ -159,7 +159,7 @@ class PFLMoE(FedAvg):
 
             return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 
-        head = cut.start(server)
+        head = cut.start(received)
         expert: Carry = (head, work.still(head))
         optimizer = GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
         gate = optimizer.start(self.gate_start(client, work))
@@ -171,10 +171,10 @@ class PFLMoE(FedAvg):
         for turn, gate_turn in turns:
             expert = work.fold(tune, expert, turn)
             if self.gate == "learned":
-                own = logits(server | expert[0])
+                own = logits(received | expert[0])
                 own = work.fixed(own) if in_use and self.schedule == "sequential" else own
                 gate = work.fold(learn(own), gate, gate_turn)
-        return pack("global", server) | pack("expert", server | expert[0]) | gate[0]
+        return pack("global", received) | pack("expert", received | expert[0]) | gate[0]
 
     def gate_start(self, client: Params, work: Work) -> Params:
         """The gate before its first step; one that will not learn is what its bias makes it."""
@@ -183,8 +183,8 @@ class PFLMoE(FedAvg):
         as_fixed = {"gate/weight": 0.0, "gate/bias": FIXED_BIAS["personal" if learned else self.gate]}
         return {name: torch.where(idle, as_fixed[name], tensor) for name, tensor in client.items()}
 
-    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
-        return self.own_update(server, client, work)
+    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
+        return self.own_update(received, client, work)
 
     def state(self, server: Params, clients: Params) -> Params:
         return {}  # only where the gates start

@@ -34,6 +34,7 @@ class Scaffold(FedAvg):
     name: ClassVar[str] = "scaffold"
     about: ClassVar[str] = "FedAvg whose clients correct their steps by control variates"
     fits_batch_norm: ClassVar[bool] = False
+    finetune: ClassVar[str] = "plain_sgd"
 
     weights: str = "uniform"
     """`size`: clients count by their training images; `uniform`: all the same."""
@@ -88,13 +89,11 @@ class Scaffold(FedAvg):
         """The model without the control variate."""
         return {name: tensor for name, tensor in server.items() if not name.startswith("control/")}
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return self.weights_of(server)
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return self.weights_of(received)
 
     def global_model(self, server: Params) -> Params | None:
         return self.weights_of(server)
 
     def server_model(self, server: Params) -> Params:
         return self.weights_of(server)
-
-    own_update = FedAvg.plain_sgd

@@ -86,8 +86,8 @@ class PartlyShared(Method):
         trained = work.sgd(work.loss, received | client)
         return {name: trained[name] for name in received}, {name: trained[name] for name in client}
 
-    def personal(self, server: Params, client: Params, work: Work) -> Params:
-        return server | client
+    def personal(self, received: Params, client: Params, work: Work) -> Params:
+        return received | client
 
     def after_local(self, upload: Params, client: Params) -> Params:
         return upload | client
