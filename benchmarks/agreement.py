@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from engines import machine
 
-from pfl_lite.engine.rounds import run
+from pfl_lite.engine.simulation import run
 
 WAYS: dict[str, dict[str, Any]] = {
     "loop": {"engine": "loop"},

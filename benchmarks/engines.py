@@ -29,8 +29,10 @@ import torch
 import torch.nn.functional as F
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation, device_name, versions
+from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.report import device_name, versions
+from pfl_lite.engine.simulation import Simulation
+from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.models import NETWORKS
 
@@ -63,13 +65,11 @@ class Setting(NamedTuple):
 
     def simulation(self, method: str = "fedavg", engine: str = "loop", workers: int = 1) -> Simulation:
         """Ready to train; two classes a client."""
-        return Simulation(
-            make_config(
-                method, **self._asdict(), engine=engine, partition="classes:2", lr=0.01, rounds=10_000,
-                eval_every=10_000, **METHODS[method],
-            ),
-            workers=workers,
+        config = make_config(
+            method, **self._asdict(), engine=engine, partition="classes:2", lr=0.01, rounds=10_000, eval_every=10_000,
+            **METHODS[method],
         )  # fmt: skip
+        return Simulation(config, mapping=over_processes(workers, config))
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
@@ -101,8 +101,8 @@ def scored_round(sim: Simulation) -> tuple[float, float]:
     trained = sim.training_seconds
 
     def work() -> None:
-        entry = sim.advance()
-        sim._score(entry, "personal", sim.personal_models())
+        sim.advance()
+        sim.evaluate()
 
     took = seconds(work, sim.config.device)
     return 60 / took, 1 - (sim.training_seconds - trained) / took

@@ -18,7 +18,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pfl_lite.config import make_config
 from pfl_lite.data.images import load
-from pfl_lite.engine import mapping
-from pfl_lite.engine.batching import groups, padding
-from pfl_lite.engine.rounds import Simulation, device_name, versions
+from pfl_lite.engine import batched
+from pfl_lite.engine.batched import groups, padded
+from pfl_lite.engine.report import device_name, versions
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.papers import EXPERIMENTS, TABLE2_SETTINGS
 
 BATCH = 64
 Row = dict[str, Any]
+
+
+def padding(sizes: list[int], batch_size: int, cut: list[list[int]]) -> float:
+    """Share of the computed images that are padding, where these groups of clients are trained for an epoch."""
+    computed = sum(len(group) * padded(max(sizes[place] for place in group), batch_size) for group in cut)
+    return 1 - sum(sizes) / computed
 
 
 class Bench:
@@ -64,7 +70,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         rates = [engine_round(sim) for _ in range(1 + repeats)]
         row = {"images_per_second": round(max(rates[1:])), "first_round": round(rates[0])}
-        if isinstance(sim.map, mapping.Vmap):
+        if isinstance(sim.map, batched.Vmap):
             row["padding"] = round(1 - sim.map.images_trained / sim.map.images_computed, 3)
         return row | {"peak_gib": round(memory(self.device), 2)}
 
@@ -139,26 +145,26 @@ class Bench:
 
     def together(self) -> Iterator[Row]:
         """How many clients are computed together, and how many groups side by side."""
-        count, lanes = self.counts[-1], mapping.LANES
+        count, lanes = self.counts[-1], batched.LANES
         for clients in (1, 5, 10, 25, 50, 100, 200):
             if clients <= (count if self.tiny else 4 * count):
                 yield {"clients_per_batch": clients} | self.measured(
                     self.simulation(clients=clients, clients_per_batch=clients), 1
                 )
         try:
-            for mapping.LANES in (1, lanes):
+            for batched.LANES in (1, lanes):
                 for clients in self.counts:
                     sim = self.simulation(partition="dirichlet:0.4", clients=clients)
                     sizes = sim.federation.train_sizes.tolist()
                     cut = groups(sizes, BATCH)
-                    row = {"partition": "dirichlet:0.4", "clients": clients, "lanes": mapping.LANES}
+                    row = {"partition": "dirichlet:0.4", "clients": clients, "lanes": batched.LANES}
                     row |= {
                         "groups": [len(group) for group in cut],
                         "share": round(padding(sizes, BATCH, cut), 3),
                     }
                     yield row | self.measured(sim)
         finally:
-            mapping.LANES = lanes
+            batched.LANES = lanes
 
     def exactness(self) -> Iterator[Row]:
         """How far the engines are apart after a round: largest difference of any parameter."""
@@ -189,7 +195,7 @@ class Bench:
                 images = sim.map.images_trained
                 took = min(seconds(sim.advance, self.device) for _ in range(2))
                 rate = (sim.map.images_trained - images) / 2 / took
-                look = seconds(partial(sim._score, {}, "personal", sim.personal_models()), self.device)
+                look = seconds(sim.evaluate, self.device)
                 seeds = len(experiment.seeds)
                 hours = alike * seeds * (took + look / experiment.eval_every) / 3600  # of one round
                 total += hours

@@ -24,7 +24,8 @@ from engines import machine
 from tqdm import tqdm
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.simulation import Simulation
 
 SAMPLED = 10
 CLIENTS = (10, 30, 100, 300, 1000)
@@ -40,13 +41,11 @@ def point(method: str, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     clients, workers = settings["clients"], settings.get("workers", 1)
     own = {name: value for name, value in settings.items() if name != "workers"}
     started = time.perf_counter()
-    simulation = Simulation(
-        make_config(
-            method, partition="iid", participation=min(1.0, SAMPLED / clients), rounds=1000, eval_every=1000, lr=0.01,
-            val_fraction=0.0, engine="loop", device="cpu", **own,
-        ),
-        workers=workers,
+    config = make_config(
+        method, partition="iid", participation=min(1.0, SAMPLED / clients), rounds=1000, eval_every=1000, lr=0.01,
+        val_fraction=0.0, engine="loop", device="cpu", **own,
     )  # fmt: skip
+    simulation = Simulation(config, mapping=over_processes(workers, config))
     built = time.perf_counter() - started
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     training = []
@@ -55,7 +54,7 @@ def point(method: str, settings: dict[str, Any], rounds: int) -> dict[str, Any]:
         simulation.advance()
         training.append(time.perf_counter() - started)
     started = time.perf_counter()
-    simulation._score({}, "personal", simulation.personal_models())
+    simulation.evaluate()
     scoring = time.perf_counter() - started
     kept = (*simulation.clients.values(), *simulation.server.values())
     states = sum(tensor.numel() * tensor.element_size() for tensor in kept)

@@ -12,19 +12,19 @@ from pathlib import Path
 import torch
 from engines import Setting, Timed, in_turns, machine, whole_round
 
-from pfl_lite.engine import workers
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine import processes
+from pfl_lite.engine.simulation import Simulation
 
 
 def timed_round(sim: Simulation, worth_seconds: float) -> Timed:
     """Images/s of a round of `sim`, where only what takes so many seconds is shared out."""
 
     def one() -> float:
-        usual, workers.WORTH_SECONDS = workers.WORTH_SECONDS, worth_seconds
+        usual, processes.WORTH_SECONDS = processes.WORTH_SECONDS, worth_seconds
         try:
             return whole_round(sim)
         finally:
-            workers.WORTH_SECONDS = usual
+            processes.WORTH_SECONDS = usual
 
     return one
 
@@ -41,7 +41,7 @@ def main() -> None:
     taken_on = machine("cpu")  # before the measurement makes a load of its own
     torch.set_num_threads(1)
     setting = Setting(given.data, "lenet", 15, epochs=1)
-    usual = workers.WORTH_SECONDS
+    usual = processes.WORTH_SECONDS
     by_rule = setting.simulation(workers=2)
     whole_round(by_rule)  # learns what is worth sharing out
     rates = in_turns(

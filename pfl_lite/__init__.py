@@ -13,7 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pfl_lite.data.federation import Federation, make_federation
     from pfl_lite.data.images import load
-    from pfl_lite.engine.rounds import Simulation, load_model, run
+    from pfl_lite.engine.report import load_model
+    from pfl_lite.engine.simulation import Simulation, run
     from pfl_lite.models import make_network
     from pfl_lite.show import plots
 
@@ -21,9 +22,9 @@ _HOMES = {
     "Federation": "pfl_lite.data.federation",
     "make_federation": "pfl_lite.data.federation",
     "load": "pfl_lite.data.images",
-    "Simulation": "pfl_lite.engine.rounds",
-    "load_model": "pfl_lite.engine.rounds",
-    "run": "pfl_lite.engine.rounds",
+    "Simulation": "pfl_lite.engine.simulation",
+    "load_model": "pfl_lite.engine.simulation",
+    "run": "pfl_lite.engine.simulation",
     "make_network": "pfl_lite.models",
 }
 _MODULES = {"plots": "pfl_lite.show.plots"}

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from pfl_lite.errors import InputError
 
 if TYPE_CHECKING:
-    from pfl_lite.engine.rounds import Simulation
+    from pfl_lite.engine.simulation import Simulation
 
 
 class PoliteGroup(TyperGroup):
@@ -385,7 +385,8 @@ def run(
     import torch
 
     from pfl_lite.config import make_config
-    from pfl_lite.engine.rounds import Simulation
+    from pfl_lite.engine.processes import over_processes
+    from pfl_lite.engine.simulation import Simulation
     from pfl_lite.files import write_json
 
     if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
@@ -393,7 +394,7 @@ def run(
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)
-        simulation = Simulation(config, workers=workers)
+        simulation = Simulation(config, mapping=over_processes(workers, config))
     for sentence in advice:
         tell(sentence.message)
     if checkpoint is not None:

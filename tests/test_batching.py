@@ -17,15 +17,19 @@ from toy import FAST, Dropped, five_clients, same, tiny_clients, train
 
 from pfl_lite.config import make_config
 from pfl_lite.data.partition import partition_labels
-from pfl_lite.engine.batching import IDLE, PROBE, Room, groups, padded, padding
-from pfl_lite.engine.communication import traffic
-from pfl_lite.engine.convolution import Unfolded
-from pfl_lite.engine.mapping import in_order
-from pfl_lite.engine.replay import Again, Replay
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.batched import IDLE, groups, padded
+from pfl_lite.engine.gpu import PROBE, Driver, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.mapping import in_client_order
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.models import NETWORKS, NetworkSpec
+
+
+def padding(sizes: list[int], batch_size: int, cut: list[list[int]]) -> float:
+    """Share of the computed images that are padding, where these groups of clients are trained for an epoch."""
+    computed = sum(len(group) * padded(max(sizes[place] for place in group), batch_size) for group in cut)
+    return 1 - sum(sizes) / computed
 
 
 def tiny(method: str, **settings: Any) -> Simulation:
@@ -110,7 +114,7 @@ def test_numbers_do_not_depend_on_who_is_computed_together(method: str, together
 
 def test_answers_of_groups_come_back_in_the_callers_order() -> None:
     answers = [([2, 0], ({"w": torch.tensor([20, 0])},)), ([1], ({"w": torch.tensor([10])},))]
-    assert in_order(answers, torch.device("cpu"))[0]["w"].tolist() == [0, 10, 20]
+    assert in_client_order(answers, torch.device("cpu"))[0]["w"].tolist() == [0, 10, 20]
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ def test_answers_of_groups_come_back_in_the_callers_order() -> None:
 
 def test_a_group_that_does_not_fit_is_halved_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, small = tiny("fedavg", participation=1.0), tiny("fedavg", participation=1.0, engine="vmap")
-    together, tried = type(small.map).together, []  # type: ignore[attr-defined]
+    together, tried = type(small.map).one_group, []  # type: ignore[attr-defined]
 
     def greedy(self: Any, function: Any, server: Any, clients: Any, work: Any) -> Any:
         answers = together(self, function, server, clients, work)
@@ -127,11 +131,11 @@ def test_a_group_that_does_not_fit_is_halved_for_good(monkeypatch: pytest.Monkey
             raise torch.OutOfMemoryError("CUDA out of memory")
         return answers
 
-    monkeypatch.setattr(type(small.map), "together", greedy)
-    monkeypatch.setattr("pfl_lite.engine.batching.IDLE", 0.9)  # so that all four begin together
+    monkeypatch.setattr(type(small.map), "one_group", greedy)
+    monkeypatch.setattr("pfl_lite.engine.batched.IDLE", 0.9)  # so that all four begin together
     loop.run()
     small.run()
-    assert agree(loop, small) and tried.count(4) == len(small.map.rooms)  # type: ignore[attr-defined]
+    assert agree(loop, small) and tried.count(4) == len(small.map.budgets)  # type: ignore[attr-defined]
 
 
 def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +143,7 @@ def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     sim = tiny("fedavg", engine="vmap")
-    monkeypatch.setattr(type(sim.map), "together", never)
+    monkeypatch.setattr(type(sim.map), "one_group", never)
     with pytest.raises(InputError, match="one client alone does not fit"):
         sim.run()
 
@@ -150,13 +154,22 @@ def test_a_gpu_is_filled_by_what_the_first_clients_took(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (5000 - 200, 10_000))
-    room = Room(torch.device("cuda"))
+    room = MemoryBudget(Driver(torch.device("cuda")))
     assert room.clients == PROBE == 8 and room.attempt(8, lambda: "done") == "done"
     assert room.clients == 40  # 0.4 * 5000 / 50
-    assert Room(torch.device("cuda"), 7).clients == 7 and Room(torch.device("cpu")).clients is None
+    assert MemoryBudget(Driver(torch.device("cuda")), 7).clients == 7
+    assert MemoryBudget(Driver(torch.device("cpu"))).clients is None
 
 
 # ---- recorded steps -------------------------------------------------------------------------------------------------
+
+
+class Again:
+    """The stand-in where there are no graphs: does the same work on the same buffers, by Python."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work itself."""
+        return work
 
 
 class Guard(TorchDispatchMode):
@@ -271,9 +284,7 @@ def test_patches_are_convolutions_with_both_derivatives(
 
 
 def test_wide_grouped_and_dilated_convolutions_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pfl_lite.engine.convolution.convolve", lambda *_: pytest.fail("went through patches")
-    )
+    monkeypatch.setattr("pfl_lite.engine.gpu.convolve", lambda *_: pytest.fail("went through patches"))
     x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
     with Unfolded(below=4):
         F.conv2d(x, w)
@@ -301,8 +312,8 @@ def test_tf32_holds_while_clients_are_computed_and_no_longer() -> None:
     before = [library.allow_tf32 for library in libraries]
     for tf32 in (True, False):
         sim = tiny("fedavg", tf32=tf32)
-        sim.map.device = torch.device("cuda")
-        with sim.map.products():
+        sim.map.driver.gpu = True
+        with sim.map.driver.products(tf32=sim.map.execution.tf32):
             assert [library.allow_tf32 for library in libraries] == [tf32, tf32]
         assert [library.allow_tf32 for library in libraries] == before
 
@@ -330,5 +341,5 @@ def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
         "w": torch.zeros(3, device="meta"),
         "candidates": torch.zeros(2, dtype=torch.int64, device="meta"),
     }
-    counted = traffic(METHODS[method](), sent, {"w": sent["w"]}, "meta")
+    counted = METHODS[method]().traffic(sent, {"w": sent["w"]})
     assert counted.device.type == "meta" and counted.shape == (2,)

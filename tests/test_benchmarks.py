@@ -12,7 +12,7 @@ import torch
 
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from tests.scripts import benchmark
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from pfl_lite.cli import app, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
 from pfl_lite.data.images import load
-from pfl_lite.engine.rounds import load_model
+from pfl_lite.engine.report import load_model
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network

@@ -177,7 +177,7 @@ def test_a_worker_that_would_not_compute_the_same_is_refused(
     workers: Workers, steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers.wait_for("second")
-    monkeypatch.setattr("pfl_lite.engine.rounds.versions", lambda: {"pfl_lite": "0", "torch": "0"})
+    monkeypatch.setattr("pfl_lite.engine.report.versions", lambda: {"pfl_lite": "0", "torch": "0"})
     assert "and not 0: install the same everywhere" in refused(steady, workers.address, tmp_path)
     monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(state=SimpleNamespace(nthreads=2)))
     with pytest.raises(InputError, match="cannot train: it has 2 threads: start it with --nthreads 1"):

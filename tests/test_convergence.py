@@ -9,8 +9,9 @@ import pytest
 from toy import FAST, five_clients, same, train
 
 from pfl_lite.config import make_config
+from pfl_lite.engine.checkpoint import trains_alike
 from pfl_lite.engine.history import converged_in, has_converged
-from pfl_lite.engine.rounds import Simulation, trains_alike
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 
 STOPS: dict[str, Any] = {"rounds": 60, "patience": 3, "lr": 0.5, "epochs": 1}

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from pfl_flower import client_app, server_app, shared  # noqa: E402
 
-from pfl_lite.engine.rounds import Simulation  # noqa: E402
+from pfl_lite.engine.simulation import Simulation  # noqa: E402
 from pfl_lite.methods import METHODS  # noqa: E402
 
 RUN: dict[str, Any] = {

@@ -24,7 +24,7 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods import make_method
 from pfl_lite.methods.base import Round, pack, unpack
 from pfl_lite.methods.clusters import bipartition, mean_by_cluster, nearer_half

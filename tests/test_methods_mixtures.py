@@ -27,7 +27,7 @@ from toy import (
 )
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods.pfedmb import project_onto_simplex
 
 LINEAR = {"model": "linear"}

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from toy import FULL_BATCH, by_hand, five_clients, restart, row, same, train, untrained, work_of, worked
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation, load_model, run
+from pfl_lite.engine.report import load_model
+from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import FedAvg, FedMN
 from pfl_lite.methods.base import Round, unpack

@@ -241,7 +241,7 @@ class Headless(nn.Module):
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pfl_lite.models.NETWORKS", known := dict(NETWORKS))
-    monkeypatch.setattr("pfl_lite.engine.rounds.NETWORKS", known)
+    monkeypatch.setattr("pfl_lite.engine.simulation.NETWORKS", known)
     register("plain", Plain, "a small one")
     register("deeper", Deeper)
     register("headless", Headless)
@@ -302,7 +302,7 @@ def test_a_module_for_a_name_is_told_how_to_get_one(module: Any) -> None:
 def test_what_a_method_needs_of_a_network_is_said_before_a_round(
     own: None, monkeypatch: pytest.MonkeyPatch, model: str, method: str, message: str
 ) -> None:
-    monkeypatch.setattr("pfl_lite.engine.rounds.Simulation.advance", None)
+    monkeypatch.setattr("pfl_lite.engine.simulation.Simulation.advance", None)
     with pytest.raises(InputError, match=message):
         run(method, model=model, **ONE_ROUND)
 

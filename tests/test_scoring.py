@@ -9,7 +9,7 @@ import pytest
 from toy import FAST, five_clients, same
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods import METHODS, Method
 from pfl_lite.methods.base import RunSettings, Work
 from pfl_lite.models import Params

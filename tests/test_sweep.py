@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import pfl_lite.papers as protocols
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.results import audit as care

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from toy import FAST, five_clients, row, same, train, work_of
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.local_sgd import epoch_orders
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
+from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.methods.base import Batch

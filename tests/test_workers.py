@@ -15,11 +15,11 @@ import torch
 from typer.testing import CliRunner
 
 from pfl_lite.cli import app
-from pfl_lite.config import make_config
-from pfl_lite.engine import workers
-from pfl_lite.engine.local_sgd import LocalWork
-from pfl_lite.engine.rounds import Simulation, run
-from pfl_lite.engine.workers import Forked, shares
+from pfl_lite.config import RunConfig, make_config
+from pfl_lite.engine import processes
+from pfl_lite.engine.processes import Forked, over_processes, shares
+from pfl_lite.engine.simulation import Simulation, run
+from pfl_lite.engine.work import LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 
@@ -35,7 +35,7 @@ EFFORT = {"seconds", "images_per_second"}
 
 @pytest.fixture(autouse=True)
 def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "WORTH_SECONDS", 0.0)
 
 
 def numbers(simulation: Simulation) -> dict[str, object]:
@@ -55,7 +55,7 @@ def test_two_workers_give_the_numbers_of_one(method: str) -> None:
 def test_numbers_do_not_depend_on_what_is_worth_sharing(
     worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "WORTH_SECONDS", worth)
+    monkeypatch.setattr(processes, "WORTH_SECONDS", worth)
     assert numbers(run("ditto", workers=2, **SMALL)) == numbers(run("ditto", **SMALL))
 
 
@@ -71,9 +71,9 @@ def test_newcomers_and_images_trained_are_counted_as_by_one_process() -> None:
 def test_a_run_may_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     config = make_config("fedper", **SMALL)
-    first = Simulation(config, workers=2)
+    first = Simulation(config, mapping=over_processes(2, config))
     assert not first.run(checkpoint=path, stop=lambda: first.round == 1)
-    rest = Simulation(config, workers=3)
+    rest = Simulation(config, mapping=over_processes(3, config))
     rest.run(checkpoint=path)
     assert numbers(rest) == numbers(run("fedper", **SMALL))
 
@@ -86,9 +86,14 @@ def test_the_largest_clients_are_dealt_out_first() -> None:
     assert sorted(i for share in dealt for i in share) == [0, 1, 2, 3, 4]
 
 
+def shared_out(config: RunConfig, workers: int) -> Simulation:
+    """A run whose clients are shared out over processes."""
+    return Simulation(config, mapping=over_processes(workers, config))
+
+
 def forked() -> tuple[Simulation, int]:
     """A simulation with two workers, and the process that we are in."""
-    return Simulation(make_config("fedavg", **SMALL), workers=2), os.getpid()
+    return shared_out(make_config("fedavg", **SMALL), 2), os.getpid()
 
 
 @linux
@@ -131,7 +136,7 @@ def test_a_python_without_files_in_memory_does_it_too(monkeypatch: pytest.Monkey
 def test_the_longest_share_is_this_process_own(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation, here = forked()
     own = []
-    monkeypatch.setattr(workers, "shares", lambda ids, sizes, count: [[0], [1, 2, 3, 4]])
+    monkeypatch.setattr(processes, "shares", lambda ids, sizes, count: [[0], [1, 2, 3, 4]])
 
     def notes(server: object, client: object, work: LocalWork) -> tuple[dict[str, torch.Tensor], ...]:
         if os.getpid() == here:
@@ -194,13 +199,13 @@ def test_what_cannot_be_shared_out_is_refused_first(
     method: str, settings: dict[str, object], count: int, sentence: str
 ) -> None:
     with pytest.raises(InputError, match=sentence):
-        Simulation(make_config(method, **(SMALL | settings)), workers=count)
+        shared_out(make_config(method, **(SMALL | settings)), count)
 
 
 def test_other_systems_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InputError, match="needs Linux: use one worker here"):
-        Simulation(make_config("fedavg", **SMALL), workers=2)
+        shared_out(make_config("fedavg", **SMALL), 2)
 
 
 @linux
@@ -214,7 +219,7 @@ def test_the_command_line_takes_workers(monkeypatch: pytest.MonkeyPatch) -> None
 
 @linux
 def test_what_took_a_moment_is_not_shared_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "WORTH_SECONDS", 60.0)
+    monkeypatch.setattr(processes, "WORTH_SECONDS", 60.0)
     simulation, here = forked()
     elsewhere = []
 
@@ -239,18 +244,18 @@ def test_what_is_sent_grows_with_the_clients_and_not_with_their_square(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[int] = []
-    told = workers.Child.answer
+    told = processes.Child.answer
 
-    def weighed(self: workers.Child) -> object:
+    def weighed(self: processes.Child) -> object:
         found = told(self)
         parts = [tensor for part in found[0] for tensor in part.values()]
         sent.append(sum(tensor.untyped_storage().nbytes() for tensor in parts))
         return found
 
-    monkeypatch.setattr(workers.Child, "answer", weighed)
+    monkeypatch.setattr(processes.Child, "answer", weighed)
     for count in (4, 16):
         settings = SMALL | {"clients": count, "partition": "iid"}
-        Simulation(make_config("local", **settings), workers=2).personal_models()
+        shared_out(make_config("local", **settings), 2).personal_models()
     assert sent[1] == 4 * sent[0]
 
 
@@ -277,8 +282,10 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signal
     script = (
         "import os, sys, time, torch\n"
         "from pfl_lite.config import make_config\n"
-        "from pfl_lite.engine.rounds import Simulation\n"
-        f"sim = Simulation(make_config('fedavg', **{SMALL!r}), workers=2)\n"
+        "from pfl_lite.engine.processes import over_processes\n"
+        "from pfl_lite.engine.simulation import Simulation\n"
+        f"config = make_config('fedavg', **{SMALL!r})\n"
+        "sim = Simulation(config, mapping=over_processes(2, config))\n"
         "here = os.getpid()\n"
         "def one(server, client, work):\n"
         "    if os.getpid() == here:\n"
@@ -306,23 +313,23 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signal
 def test_a_machine_with_a_gpu_is_told_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="set CUDA_VISIBLE_DEVICES to nothing before Python starts"):
-        Simulation(make_config("fedavg", **SMALL), workers=2)
+        shared_out(make_config("fedavg", **SMALL), 2)
 
 
 @linux
 def test_what_forking_costs_does_not_count_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is too short is shared out once, to learn that, however long the processes take to start and to answer."""
-    monkeypatch.setattr(workers, "WORTH_SECONDS", 2.0)
-    usual = workers.Child.answer
-    answered: list[workers.Child] = []
+    monkeypatch.setattr(processes, "WORTH_SECONDS", 2.0)
+    usual = processes.Child.answer
+    answered: list[processes.Child] = []
 
-    def late(child: workers.Child) -> object:
+    def late(child: processes.Child) -> object:
         answered.append(child)
         time.sleep(1.1)  # two processes: 2.2 seconds, were waiting counted
         return usual(child)
 
-    monkeypatch.setattr(workers.Child, "answer", late)
-    simulation = Simulation(make_config("fedavg", **(SMALL | {"rounds": 3})), workers=2)
+    monkeypatch.setattr(processes.Child, "answer", late)
+    simulation = shared_out(make_config("fedavg", **(SMALL | {"rounds": 3})), 2)
     simulation.advance()
     learned = len(answered)
     simulation.advance()

@@ -116,7 +116,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("labels != labels[0]", "labels == labels[0]", "the halves change their names"),
     ],
     # ---- the training loop ----
-    "engine/local_sgd.py": [
+    "engine/work.py": [
         ("step = {name: momentum * velocity[name] + g", "step = {name: velocity[name] + g", "momentum of 1"),
         ("g + decay * params[name]", "g - decay * params[name]", "weight decay that grows the weights"),
         (
@@ -702,7 +702,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("moved, black[:, None, None])", "moved, 0 * black[:, None, None])", "grey borders"),
         ("2 * PADDING + 1, 2]", "2 * PADDING, 2]", "one shift to the right is missing"),
     ],
-    "engine/metrics.py": [
+    "engine/evaluate.py": [
         ("shares = trained * (held > 0)", "shares = trained", "shares of classes that cannot be tested"),
         (
             "(shares * by_class).sum(1) / shares.sum(1)",
@@ -739,7 +739,7 @@ FAMILIES = {
 ALONE = {
     "training": "tests/test_training_mode.py",
     **dict.fromkeys(
-        ("gate", "pfl_moe", "pfl_mf", "pfl_mfe", "augment", "metrics"), "tests/test_methods_experts.py"
+        ("gate", "pfl_moe", "pfl_mf", "pfl_mfe", "augment", "evaluate"), "tests/test_methods_experts.py"
     ),
 }
 
@@ -749,7 +749,7 @@ def tests_for(file: str) -> tuple[str, ...]:
     stem = Path(file).stem
     if stem in ALONE:
         return (ALONE[stem],)
-    everywhere = stem in ("base", "weighted_mean", "local_sgd")
+    everywhere = stem in ("base", "weighted_mean", "work")
     own = [family for family, members in FAMILIES.items() if everywhere or stem in members]
     return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")
 

@@ -38,8 +38,8 @@ HOMES = {
     "figure": "pfl_lite.show.figures:figure",
     "make_config": "pfl_lite.config:make_config",
     "partition": "pfl_lite.data.partition:partition",
+    "run": "pfl_lite:run",
     "sentences": "pfl_lite.results.verdicts:checked",
-    "Simulation": "pfl_lite.engine.rounds:Simulation",
     "table": "pfl_lite.results.tables:table",
 }
 GROUPS = "pfl_lite.papers:GROUPS"
@@ -124,10 +124,7 @@ def partitions() -> str:
 
 def trained(method: str, settings: dict[str, Any]) -> Any:
     """A finished run."""
-    workers = settings.pop("workers", 1)
-    simulation = home("Simulation")(home("make_config")(method, **settings), workers=workers)
-    simulation.run(progress=False)
-    return simulation
+    return home("run")(method, **settings)
 
 
 def run_of(method: str, settings: dict[str, Any]) -> str:

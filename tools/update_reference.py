@@ -37,7 +37,7 @@ ROOMS = [
         "engine",
         "Engine",
         "Participation, batches, mapping over clients, evaluation, counting what travels, checkpoints.",
-        ["rounds", "history"],
+        ["simulation", "mapping", "work", "history"],
     ),
     (
         "papers",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pfl_lite.engine.metrics import mean
+from pfl_lite.engine.evaluate import mean
 
 if TYPE_CHECKING:
     import pandas as pd

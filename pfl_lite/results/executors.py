@@ -35,7 +35,7 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Rep
     """
     import torch
 
-    from pfl_lite.engine.rounds import Simulation
+    from pfl_lite.engine.simulation import Simulation
 
     if task.config.device != "cuda":
         torch.set_num_threads(1)
@@ -165,7 +165,7 @@ def train_for(topic: str, wanted: dict[str, str], task: Task, checkpoint: Path) 
             raise InputError(
                 f"it has {threads} threads: start it with --nthreads 1, and several with --nworkers"
             )
-        from pfl_lite.engine.rounds import versions
+        from pfl_lite.engine.report import versions
 
         for name in ("pfl_lite", "torch"):
             if (mine := versions()[name]) != wanted[name]:
@@ -194,7 +194,7 @@ class DaskExecutor:
             raise InputError(
                 "many machines need Dask, which is not installed: pip install 'pfl-lite[cluster]'"
             ) from error
-        from pfl_lite.engine.rounds import versions
+        from pfl_lite.engine.report import versions
 
         async def answer() -> str:
             """What kind of server this is; a client alone would wait for ever where it is none of Dask's."""

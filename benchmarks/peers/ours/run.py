@@ -11,7 +11,9 @@ from engines import Setting, workers_rate
 from work import Clock, Work
 
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation, versions
+from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.report import versions
+from pfl_lite.engine.simulation import Simulation
 
 BARE = {"bare": "bare loop", "bare-channels-last": "bare loop, channels-last"}
 
@@ -36,8 +38,7 @@ def main() -> None:
         rounds=work.rounds, epochs=work.epochs, batch_size=work.batch_size, lr=work.lr, engine="loop", device="cpu",
         **tuned,
     )  # fmt: skip
-    workers = {"workers": work.processes} if work.processes > 1 else {}
-    sim, clock = Simulation(config, **workers), Clock(work)
+    sim, clock = Simulation(config, mapping=over_processes(work.processes, config)), Clock(work)
     for _ in range(work.rounds):
         entry = sim.step()
         clock.round()

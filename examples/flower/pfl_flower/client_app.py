@@ -11,8 +11,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from pfl_flower.shared import packed, series, simulation, unpacked
-from pfl_lite.engine.metrics import score
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.evaluate import score
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.files import atomic_path
 
 app = ClientApp()

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from pfl_flower.shared import packed, series, simulation, unpacked, wire_bytes
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods.base import Round
 
 app = ServerApp()

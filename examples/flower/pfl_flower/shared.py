@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl_lite import __version__
 from pfl_lite.config import make_config
-from pfl_lite.engine.rounds import Simulation
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 
 OURS = ("state-folder", "out", "set")

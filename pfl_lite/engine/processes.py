@@ -11,17 +11,18 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from pfl_lite.config import ExecutionSettings
+from pfl_lite.config import ExecutionSettings, RunConfig
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.local_sgd import LocalWork
-from pfl_lite.engine.mapping import Loop, PerClient, WorkFor, in_order, together
+from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client_order, stack_answers
+from pfl_lite.engine.work import LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.models import Network, Params
 
@@ -41,9 +42,9 @@ class Forked(Loop):
     """
 
     def __init__(
-        self, network: Network, federation: Federation, seed: int, computing: ExecutionSettings, workers: int
+        self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings, workers: int
     ) -> None:
-        super().__init__(network, federation, seed, computing)
+        super().__init__(network, federation, seed, execution)
         if torch.cuda.device_count():  # torch's threads for its gradients do not survive a fork
             raise InputError(
                 "one run on several processes cannot be where PyTorch sees a GPU: set CUDA_VISIBLE_DEVICES to nothing "
@@ -74,7 +75,7 @@ class Forked(Loop):
             for i in share:
                 works.append(work_for([i]))
                 each.append(function(server, {name: rows[i] for name, rows in clients.items()}, works[-1]))
-            return together(each)
+            return stack_answers(each)
 
         def child(share: Sequence[int], line: Connection, page: str, inherited: Sequence[Connection]) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asked
@@ -107,7 +108,7 @@ class Forked(Loop):
         # by its own share, without what forking and sending took: a call that is too short stays unshared from now on
         self.seconds[function.__code__] = own * sum(sizes[i] for i in ids) / sum(sizes[i] for i in first)
         places = {i: place for place, i in enumerate(ids)}
-        return in_order([([places[i] for i in share], part) for share, part in done], self.device)
+        return in_client_order([([places[i] for i in share], part) for share, part in done], self.device)
 
 
 class Child:
@@ -193,3 +194,27 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def over_processes(
+    workers: int, config: RunConfig, federation: Federation | None = None
+) -> Callable[..., Mapping] | None:
+    """What makes the mapping of a run that shares out its clients over so many processes; None for one, the run's own.
+
+    Raises:
+        InputError: so many processes cannot share out the clients of a round.
+    """
+    config = config.resolved(None if federation is None else federation.size)
+    if workers < 1:
+        raise InputError(f"workers must be 1 or more, not {workers}")
+    if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
+        raise InputError(
+            f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
+        )
+    if workers > 1 and config.engine != "loop":
+        raise InputError(
+            f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
+        )
+    if workers > 1 and config.method.in_turns:
+        raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
+    return partial(Forked, workers=workers) if workers > 1 else None

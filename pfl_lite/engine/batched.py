@@ -1,27 +1,79 @@
-"""One client's round inside a batched computation: the same questions, answered from tables of all clients at once."""
+"""Clients as one batched computation: who is computed with whom, what their work is, and the mapping that does it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 
+from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip
-from pfl_lite.engine.local_sgd import LocalWork, on_device
-from pfl_lite.engine.replay import Replay
+from pfl_lite.engine.gpu import NARROW, Graphs, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
+from pfl_lite.engine.work import LocalWork, on_device
+from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Batch, Carry, Loss
-from pfl_lite.models import Params
+from pfl_lite.models import Network, Params
 from pfl_lite.models.training import fold
 
+IDLE = 0.1
+"""Share of the steps of a batched computation that may be padding; clients' last mini-batches, rarely full, come on top."""
+LANES = 4
+"""Groups of clients that a GPU may compute side by side: one small group alone leaves most of it idle."""
 
-class Shelf:
+
+def padded(images: int, batch_size: int) -> int:
+    """Images with which an epoch of one client is computed: full mini-batches, or a single smaller one."""
+    return images if images <= batch_size else -(-images // batch_size) * batch_size
+
+
+def groups(sizes: Sequence[int], batch_size: int, at_most: int | None = None) -> list[list[int]]:
+    """Places of clients that are computed together, as few groups as keep idle steps below `IDLE` of all.
+
+    A group takes as long as its largest member, so that clients of like size belong together: they are sorted by size and cut
+    where the least is lost. One group keeps the order given.
+
+    Args:
+        sizes: images of every client.
+        batch_size: images a mini-batch.
+        at_most: clients in a group (None: any number).
+    """
+    count = len(sizes)
+    at_most = at_most or count
+    order = sorted(range(count), key=lambda place: -sizes[place])
+    work = np.array([padded(sizes[place], batch_size) for place in order], dtype=float)
+    allowed = work.sum() / (1 - IDLE)
+    # least[j]: least work of the first j clients in so many groups; each group costs (its clients) x (its first, the largest)
+    least = np.full(count + 1, np.inf)
+    least[0], cuts = 0.0, []
+    while not least[count] <= allowed:  # alone, every client does its own work only
+        best, cut = np.full(count + 1, np.inf), np.zeros(count + 1, dtype=int)
+        for j in range(1, count + 1):
+            start = np.arange(max(0, j - at_most), j)
+            each = least[start] + (j - start) * work[start]
+            best[j], cut[j] = each.min(), start[each.argmin()]
+        least = best
+        cuts.append(cut)
+    ends = [count]
+    for cut in reversed(cuts):
+        ends.append(int(cut[ends[-1]]))
+    if len(ends) == 2:
+        return [list(range(count))]
+    return [order[start:end] for start, end in zip(ends[:0:-1], ends[-2::-1], strict=True)]
+
+
+class ClientIndexTable:
     """Where the clients' images lie: by split, `rows` [N, longest] of indices, padded with zeros, and `sizes` [N]."""
 
     def __init__(self, federation: Federation) -> None:
@@ -34,7 +86,7 @@ class Shelf:
 
 
 @dataclass
-class Columns:
+class BatchSchedule:
     """Mini-batches of one phase for all clients of a group, as numbers on the device; images are fetched when a step asks.
 
     `places` [K, S, b]: which of its images each client sees at each of K steps, all of one shape. `counts` [K, S]: how many of
@@ -73,7 +125,7 @@ class Columns:
             batch = batch._replace(x=crop_flip(batch.x, mine(self.crops)[:width], self.black))
         return batch
 
-    def epochs(self, count: int) -> Iterator[Columns]:
+    def epochs(self, count: int) -> Iterator[BatchSchedule]:
         """The same mini-batches, epoch by epoch."""
         length = len(self) // max(1, count)
         for number in range(count):
@@ -87,7 +139,7 @@ class VmapWork(LocalWork):
     """The work of one client inside a batched computation: `slot` is its place among the clients `ids`."""
 
     slot: Tensor
-    shelf: Shelf
+    table: ClientIndexTable
     replay: Replay | None = None
     images_computed = 0
     """With padding, by all of `ids`."""
@@ -99,7 +151,7 @@ class VmapWork(LocalWork):
 
     @property
     def row(self) -> Tensor:
-        """The client's row on the shelf []."""
+        """The client's row of the table []."""
         return self.numbers[self.slot]
 
     @property
@@ -107,7 +159,7 @@ class VmapWork(LocalWork):
         return self.row
 
     def size(self, split: str) -> Tensor:
-        return self.shelf.sizes[split][self.row]
+        return self.table.sizes[split][self.row]
 
     @property
     def steps(self) -> Tensor:
@@ -122,7 +174,7 @@ class VmapWork(LocalWork):
     def batch(self, split: str, place: Tensor, real: Tensor) -> Batch:
         """The client's images at places [b] of a split, of which some are `real` [b] and the others padding."""
         images, labels, _ = self.stored(split)
-        rows = self.shelf.rows[split][self.row, place]  # [b]
+        rows = self.table.rows[split][self.row, place]  # [b]
         return Batch(images[rows], labels[rows], place, real.to(images.dtype), real.any())
 
     def data(self, split: str) -> Iterator[Batch]:
@@ -132,16 +184,16 @@ class VmapWork(LocalWork):
             if longest:
                 yield self.batch(split, place, place < size)
 
-    def batches(self, phase: str = "weights", epochs: int | None = None, part: str = "all") -> Columns:
-        return self.columns(self.orders(phase, epochs, part), phase)
+    def batches(self, phase: str = "weights", epochs: int | None = None, part: str = "all") -> BatchSchedule:
+        return self.schedule(self.orders(phase, epochs, part), phase)
 
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
-    ) -> Iterator[Columns]:
+    ) -> Iterator[BatchSchedule]:
         orders = self.orders(phase, epochs, part)
-        yield from self.columns(orders, phase).epochs(len(orders[0]))
+        yield from self.schedule(orders, phase).epochs(len(orders[0]))
 
-    def columns(self, orders: list[np.ndarray], phase: str) -> Columns:
+    def schedule(self, orders: list[np.ndarray], phase: str) -> BatchSchedule:
         """All clients' orders [E, n_i] beside each other: mini-batches of one size, shorter clients padded."""
         epochs, lengths = len(orders[0]), np.array([order.shape[1] for order in orders])
         size = min(self.settings.batch_size, max(1, lengths.max()))
@@ -165,7 +217,7 @@ class VmapWork(LocalWork):
             room = crops.new_zeros(epochs, len(orders), steps * size, 3)
             room[:, :, : crops.shape[2]] = crops.transpose(0, 1)
             crops = by_step(room)
-        return Columns(
+        return BatchSchedule(
             self,
             by_step(on_device(places, device)),
             on_device(np.tile(counts, (epochs, 1)), device),
@@ -179,7 +231,7 @@ class VmapWork(LocalWork):
 
     def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """As everywhere; on a GPU the step is recorded once and replayed, unless it is part of another derivative."""
-        columns = [stream for stream in streams if isinstance(stream, Columns)]
+        columns = [stream for stream in streams if isinstance(stream, BatchSchedule)]
         alike = len(columns) == len(streams) and len({len(stream) for stream in columns}) == 1
         if (
             self.replay is None
@@ -205,3 +257,72 @@ class VmapWork(LocalWork):
         return (
             torch.where(self.size("val") > 0, self.mean_loss(params, "val"), train) if any(sizes) else train
         )
+
+
+class Vmap(Mapping):
+    """Sampled clients of like size as one batched computation, shorter ones padded: the default on a GPU."""
+
+    work = VmapWork
+
+    def __init__(
+        self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings | None = None
+    ) -> None:
+        super().__init__(network, federation, seed, execution)
+        self.table, self.images_computed = ClientIndexTable(federation), 0
+        self.lanes = self.driver.streams(LANES)
+        self.replay = Replay(Graphs()) if self.driver.gpu and self.execution.graphs else None
+        # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
+        new_budget = partial(MemoryBudget, self.driver, self.execution.clients_per_batch)
+        self.budgets: defaultdict[object, MemoryBudget] = defaultdict(new_budget)
+
+    def stacked(
+        self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
+    ) -> tuple[Params, ...]:
+        budget = self.budgets[function.__code__]  # training takes more than scoring
+        sizes = [len(self.federation.train[i]) for i in ids]
+        batch_size = work_for([]).settings.batch_size  # nobody's work, which only knows the settings
+        at_most = budget.clients
+        limited = at_most is not None and at_most < len(ids)  # then one group is to fill the memory
+        lanes = cycle(self.lanes[: 1 if limited else None])
+        everyone = [list(range(len(ids)))]
+        waiting = deque(everyone if at_most is None else groups(sizes, batch_size, at_most))
+        done: list[tuple[list[int], tuple[Params, ...]]] = []
+        with self.convolving(), self.driver.side_by_side(self.lanes):
+            while waiting:
+                lane, places = next(lanes), waiting.popleft()
+                work = work_for([ids[place] for place in places])
+                assert isinstance(work, VmapWork)
+                work.table, work.replay = self.table, self.replay
+                with torch.cuda.stream(lane):  # None: no stream
+                    compute = partial(self.one_group, function, server, clients, work)
+                    answers = budget.attempt(len(places), compute)
+                if answers is not None:
+                    done.append((places, answers))
+                    self.images_computed += work.images_computed
+                    continue
+                work.trained.clear()  # it will be done again
+                if len(places) == 1:
+                    raise InputError(
+                        "one client alone does not fit into the GPU's memory: take a smaller batch_size or network"
+                    )
+                waiting.extendleft([places[len(places) // 2 :], places[: len(places) // 2]])
+        return in_client_order(done, self.device)
+
+    def one_group(
+        self, function: PerClient, server: Params, clients: Params, work: VmapWork
+    ) -> tuple[Params, ...]:
+        """The function's answers for one group of clients."""
+
+        def one(server: Params, client: Params, slot: Tensor) -> tuple[Params, ...]:
+            work.slot = slot
+            return function(server, client, work)
+
+        rows = {name: tensor[work.numbers] for name, tensor in clients.items()}
+        slots = torch.arange(len(work.ids), device=self.device)
+        return vmap(one, in_dims=(None, 0, 0), randomness="different")(server, rows, slots)
+
+    def convolving(self) -> AbstractContextManager[object]:
+        """How convolutions are computed: as patches in all layers, in narrow ones on a GPU, or as torch does it."""
+        auto = NARROW if self.driver.gpu else 0
+        below = {"unfold": float("inf"), "grouped": 0, "auto": auto}[self.execution.convolution]
+        return Unfolded(below) if below else nullcontext()

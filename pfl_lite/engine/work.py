@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.augment import random_crops
+from pfl_lite.engine.augment import crop_flip, random_crops
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
 from pfl_lite.models.mixing import mix
-from pfl_lite.models.training import STATISTICS_RATE, is_statistic
+from pfl_lite.models.training import STATISTICS_RATE, fold, is_statistic
 from pfl_lite.seeds import generator
 
 EVALUATION_BATCH = {"cpu": 250, "cuda": 1000}
@@ -333,6 +333,71 @@ class LocalWork:
             total = total + (each.sum() if batch.real is None else (each * batch.real).sum())
         size = self.size(split)
         return total / (size.clamp_min(1) if isinstance(size, Tensor) else max(size, 1))
+
+
+class LoopWork(LocalWork):
+    """The work of one client by itself."""
+
+    @property
+    def id(self) -> int:
+        return self.ids[0]
+
+    def size(self, split: str) -> int:
+        return len(getattr(self.federation, split)[self.id])
+
+    @property
+    def steps(self) -> int:
+        return self.steps_of(self.id)
+
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
+        return self.drawn(purpose, shape, fixed)[0]
+
+    def passes(
+        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
+    ) -> Iterator[Iterator[Batch]]:
+        orders = self.orders(phase, epochs, part)
+        keys, crops = self.keys(phase, len(orders[0])), self.crops(phase, orders)
+        for epoch, order in enumerate(torch.from_numpy(orders[0]).to(self.federation.images.device)):
+            mine = [None if each is None else each[0, epoch] for each in (keys, crops)]
+            yield self.prepared(self.batches_of(order), *mine)
+
+    def prepared(self, batches: Iterator[Batch], key: Tensor | None, crops: Tensor | None) -> Iterator[Batch]:
+        """The mini-batches of an epoch, with keys of their own from the epoch's, and images cut out at `crops` [n, 3]."""
+        if key is not None:
+            batches = (batch._replace(key=fold(key, step)) for step, batch in enumerate(batches))
+        if crops is None:
+            return batches
+        cut, black = crops.split(self.settings.batch_size), self.black()
+        return (b._replace(x=crop_flip(b.x, c, black)) for b, c in zip(batches, cut, strict=False))
+
+    def batches_of(self, order: Tensor) -> Iterator[Batch]:
+        """The mini-batches of an epoch that visits the client's training images in this order [n_i]."""
+        images, labels, own = self.stored("train")
+        mine = own[self.id]
+        for places in order.split(self.settings.batch_size) if len(order) else ():
+            rows = mine[places]
+            yield Batch(images[rows], labels[rows], places)
+
+    def data(self, split: str) -> Iterator[Batch]:
+        images, labels, indices = self.stored(split)
+        mine = indices[self.id]
+        places = torch.arange(len(mine), device=mine.device)
+        size = self.evaluation_batch
+        for rows, place in zip(mine.split(size), places.split(size), strict=True):
+            if len(rows):
+                yield Batch(images[rows], labels[rows], place)
+
+    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
+        nested = torch.is_grad_enabled()  # inside another loss: stay on its graph
+        with torch.enable_grad():
+            leaves = params if nested else {name: w.detach().requires_grad_() for name, w in params.items()}
+            values = torch.autograd.grad(
+                loss(leaves, batch), list(leaves.values()), create_graph=nested, materialize_grads=True
+            )
+        return dict(zip(leaves, values, strict=True))
+
+    def held_out_loss(self, params: Params) -> Tensor:
+        return self.mean_loss(params, "val" if self.size("val") else "train")
 
 
 def stepped(w: Tensor, step: Tensor, rate: float | Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Federated rounds: sampling, download, local work, upload, aggregation, evaluation, checkpoints.
+"""Federated rounds: sampling, download, local work, upload, aggregation, and what is kept of them.
 
 The engine knows a method only by the answers of `pfl_lite.methods.base.Method`. Everything here is a function of the
 configuration alone: evaluating more or less often, stopping and resuming, or mapping clients differently changes no model.
@@ -6,41 +6,37 @@ configuration alone: evaluating more or less often, stopping and resuming, or ma
 
 from __future__ import annotations
 
-import json
-import operator
-import platform
-import subprocess
 import time
 import warnings
-import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
-from functools import cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from pfl_lite import __version__
-from pfl_lite.config import DTYPES, TUNING, RunConfig, make_config, with_defaults
+from pfl_lite.config import DTYPES, TUNING, RunConfig, make_config
 from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.engine.communication import traffic
+from pfl_lite.engine.batched import Vmap
+from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
+from pfl_lite.engine.evaluate import Scorer, check_whole_test
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
-from pfl_lite.engine.local_sgd import LocalSettings, LocalWork
-from pfl_lite.engine.mapping import MAPPINGS, Mapping, PerClient
-from pfl_lite.engine.metrics import right_by_class, score, whole_test
-from pfl_lite.engine.workers import Forked
+from pfl_lite.engine.mapping import Loop, Mapping, PerClient
+from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
+from pfl_lite.engine.work import LocalSettings, LocalWork
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path, plain, write_npz
-from pfl_lite.methods import METHODS, Method, make_method
-from pfl_lite.methods.base import Round, unpack
+from pfl_lite.files import plain
+from pfl_lite.methods import Method
+from pfl_lite.methods.base import Round
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
+MAPPINGS: dict[str, type[Mapping]] = {"loop": Loop, "vmap": Vmap}
+"""How the clients of a round are done, by the name of the engine."""
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
 ROUND_KEYS = ("round", "clients", "floats_down", "floats_up", "diverged")
 """What an entry of the history says of a round's training; the rest are scores."""
@@ -53,7 +49,8 @@ class Simulation:
     Args:
         config: the run; `auto` settings are resolved here, and the device `auto` is that of a federation given.
         federation: the clients' data, if already built (it must fit the configuration).
-        workers: processes that share out the clients of a round, one thread each (Linux, engine loop); no number depends on it.
+        mapping: makes the mapping that does the clients' work, from network, federation, seed and execution settings, in place
+            of the one that the configuration's engine names; no number depends on it but for rounding.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class Simulation:
         config: RunConfig,
         federation: Federation | None = None,
         *,
-        workers: int = 1,
+        mapping: Callable[..., Mapping] | None = None,
     ) -> None:
         if federation is not None and config.device == "auto":
             config = replace(config, device=federation.images.device.type)
@@ -69,7 +66,6 @@ class Simulation:
         self.trained_on = device_name(config.device)
         self.method: Method = config.method
         self.method.check_run(config)  # its advice was given where the configuration was made
-        check_workers(workers, config)
         if federation is None:
             federation = make_federation(
                 config.data,
@@ -107,8 +103,9 @@ class Simulation:
             keyed=self.network.dropout or self.method.keyed,
             augment=config.augment,
         )
-        where = self.network, federation, config.seed, config.execution
-        self.map: Mapping = MAPPINGS[config.engine](*where) if workers == 1 else Forked(*where, workers)
+        make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
+        self.map: Mapping = make_mapping(self.network, federation, config.seed, config.execution)
+        self.scorer = Scorer(self.method, self.network, federation, self.map, self.settings)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)
@@ -163,7 +160,7 @@ class Simulation:
                 upload,
                 client,
                 tuned,
-                {"floats": traffic(self.method, received, upload, work.network.device)},
+                {"floats": self._traffic(received, upload)},
             )
 
         started = time.perf_counter()
@@ -171,6 +168,16 @@ class Simulation:
         down, up = counted["floats"].sum(0).tolist()  # waits for a GPU
         self.training_seconds += time.perf_counter() - started
         return tuple(answers), (down, up)
+
+    def _traffic(self, received: Params, upload: Params) -> Tensor:
+        """Floats [2] that went down to one client and up from it in one round, as the method counts its messages.
+
+        They are on the run's device, as a client's other answers are; filled there, because a copy would wait for it.
+        """
+        counts = self.method.traffic(received, upload)
+        return torch.stack(
+            [n if isinstance(n, Tensor) else torch.full((), n, device=self.network.device) for n in counts]
+        )
 
     def advance(self) -> dict[str, Any]:
         """Train one round without scoring it; returns who took part, the floats that travelled, and whose weights diverged."""
@@ -291,8 +298,7 @@ class Simulation:
             self.round + 1,
             replace(self.tuning, lr=factor * self.tuning.lr),
         )[0]
-        if config.device == "cuda":
-            torch.cuda.synchronize()  # the clock stops when the work is done, not when it is ordered
+        self.map.driver.settle()  # the clock stops when the work is done, not when it is ordered
         self.training_seconds += time.perf_counter() - started
         return tuned
 
@@ -301,46 +307,26 @@ class Simulation:
         rows = self.clients if clients is None else clients
         return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
 
-    def _score(self, entry: dict[str, Any], name: str, models: Params | None) -> None:
-        """Score one model a client (the global one where `models` is None) on every client's test and validation images."""
+    def evaluate(self) -> dict[str, Any]:
+        """Scores of the method's own models as they stand, as an entry of the history holds them; nothing is kept."""
+        entry: dict[str, Any] = {}
+        self._score_own(entry)
+        return entry
+
+    def _score(self, entry: dict[str, Any], name: str, models: Params) -> None:
+        """Score one model a client (the global one for {}) on every client's test and validation images."""
         for split in ("test", "val"):
-
-            def one(server: Params, model: Params, work: LocalWork, split: str = split) -> tuple[Params]:
-                scored = self.method.global_model(server) if models is None else model
-                assert scored is not None
-                return (score(lambda x: self.method.predict(self.network, scored, x), work, split),)
-
-            sums = self._each_client(one, {} if models is None else models)
-            self.history.add_scores(
-                entry, name, split, sums["correct"].cpu().numpy(), sums["loss"].cpu().numpy()
-            )
+            correct, loss = self.scorer.sums(self.server, models, split, self.round)
+            self.history.add_scores(entry, name, split, correct, loss)
 
     def _whole_test(self, entry: dict[str, Any]) -> None:
         """Score the final models of every kind on all test images."""
-        data = self.federation
-        held = torch.bincount(data.test_labels, minlength=data.classes).cpu().numpy()
-        trained = data.class_counts("train").numpy()
-
-        def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
-            scored = model or self.method.global_model(server)
-            assert scored is not None
-
-            def predict(x: Tensor) -> Tensor:
-                return self.method.predict(self.network, scored, x)
-
-            return ({"right": right_by_class(predict, data.test_images, data.test_labels, data.classes)},)
-
         shared = self.method.global_model(self.server) is not None
         kinds: dict[str, Params] = {"global": {}} if shared else {}
         kinds |= {"personal": {} if self.method.one_model else self.personal_models()}
         kinds |= {"tuned": self._tuned} if self._tuned is not None else {}
         for kind, models in kinds.items():
-            ids = self.everyone if models else self.everyone[:1]  # the global model once
-            right = (
-                self.map(one, self.server, models, ids, self.round, self.settings)[0]["right"].cpu().numpy()
-            )
-            every = np.broadcast_to(right, (len(data), data.classes))
-            self.history.add_whole_test(entry, kind, whole_test(every, held, trained))
+            self.history.add_whole_test(entry, kind, self.scorer.whole_test(self.server, models, self.round))
 
     def _record(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Score what the configuration asks for after this round, and append the entry."""
@@ -370,7 +356,7 @@ class Simulation:
     def _score_own(self, entry: dict[str, Any]) -> None:
         """Score the method's own models, before any fine-tuning."""
         if self.method.global_model(self.server) is not None:
-            self._score(entry, "global", None)
+            self._score(entry, "global", {})
         if self.method.one_model:
             self.history.copy_scores(entry, "global", "personal")
         else:
@@ -430,12 +416,10 @@ class Simulation:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically: states, history and the configuration they belong to."""
-        with atomic_path(path) as temporary:
-            torch.save(self._content(), temporary)
+        write_checkpoint(path, self.config, self._content())
 
     def _content(self) -> dict[str, Any]:
         return {
-            "config": trajectory(self.config),
             "round": self.round,
             "server": self.server,
             "clients": self.clients,
@@ -472,27 +456,7 @@ class Simulation:
         Raises:
             InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
-        if trained_by is not None and not trains_alike(self.config, trained_by):
-            raise InputError(
-                f"{self.method.name} does not train as {trained_by.method.name} does: it needs a run of its own"
-            )
-        try:
-            content = torch.load(path, map_location=self.config.device, weights_only=True)
-            if not (isinstance(content, dict) and self._content().keys() <= content.keys()):
-                raise ValueError("written by torch, but no checkpoint")
-        except Exception as error:  # torch raises many kinds for a file that is not its own
-            raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
-        mine, there = trajectory(trained_by or self.config), with_defaults(content["config"])
-        other = [name for name in mine if there.get(name) != mine[name]]
-        if other:
-            raise InputError(
-                f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
-                "name another checkpoint, or delete this one"
-            )
-        if content["round"] > self.config.rounds:
-            raise InputError(
-                f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
-            )
+        content = read_checkpoint(path, self.config, set(self._content()), trained_by)
         untrained = self.clients
         self._take(content)
         if trained_by is None:
@@ -517,7 +481,6 @@ class Simulation:
         """
         if not self.history.rounds:
             raise InputError("there is nothing to report before the first round: call run() or step() first")
-        last = self.history.rounds[-1]
         tuned = bool(self.config.ft_epochs)
         report = {
             "kind": "run",
@@ -527,7 +490,7 @@ class Simulation:
             "parameters": self.network.parameters,
             "rounds": self.history.compact(),
             "watch": self.history.watch,
-            "final": self._final(last, "tuned" if tuned else "personal"),
+            "final": final_scores(self.history, "tuned" if tuned else "personal"),
             "seconds": round(self.seconds, 2),
             "images_trained": self.map.images_trained,
             "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
@@ -536,19 +499,7 @@ class Simulation:
             "versions": versions(),
             "code": code_version(),
         }
-        return plain(report | ({"final_before_ft": self._final(last, "personal")} if tuned else {}))
-
-    def _final(self, entry: dict[str, Any], model: str) -> dict[str, Any] | None:
-        each = entry.get("per_client", {})
-        if f"{model}_accuracy" not in each:  # the run is not over, and this round was not scored
-            return None
-        return {
-            "test_accuracy": each[f"{model}_accuracy"],
-            "test_loss": each[f"{model}_loss"],
-            "val_accuracy": each[f"val_{model}_accuracy"],
-            "train_size": self.history.train_sizes,
-            "test_size": self.history.test_sizes,
-        } | entry.get("whole_test", {}).get(model, {})
+        return plain(report | ({"final_before_ft": final_scores(self.history, "personal")} if tuned else {}))
 
     def save_models(self, path: Path) -> None:
         """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/` arrays in one .npz."""
@@ -558,13 +509,7 @@ class Simulation:
             "personal": self.scored_models(),
             "state": self.state(),
         }
-        arrays: dict[str, Any] = {"method": np.array(json.dumps(self.config.as_dict()["method"]))}
-        arrays |= {
-            f"{group}/{name}": t.cpu().numpy()
-            for group, params in groups.items()
-            for name, t in params.items()
-        }
-        write_npz(path, arrays)
+        write_models(path, self.config.as_dict()["method"], groups)
 
 
 def finite(ids: Tensor, *answers: Params) -> Tensor:
@@ -597,81 +542,6 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
         raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
 
 
-def check_workers(workers: int, config: RunConfig) -> None:
-    """Raise an InputError unless so many processes can share out the clients of a round."""
-    if workers < 1:
-        raise InputError(f"workers must be 1 or more, not {workers}")
-    if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
-        raise InputError(
-            f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
-        )
-    if workers > 1 and config.engine != "loop":
-        raise InputError(
-            f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
-        )
-    if workers > 1 and config.method.in_turns:
-        raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
-
-
-def check_whole_test(federation: Federation, config: RunConfig) -> None:
-    """Raise an InputError where a model cannot be scored on all test images of a federation."""
-    if federation.test_images is federation.images or not len(federation.test_images):
-        raise InputError(
-            f"whole_test needs test images apart from the training images, which {config.data} lacks here"
-        )
-    if federation.relabelled:
-        raise InputError(
-            "whole_test needs labels that mean the same to all clients, but some of these see labels changed: "
-            "leave it out, or use a partition that changes none"
-        )
-
-
-def trajectory(config: RunConfig) -> dict[str, Any]:
-    """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
-    free = {"clients_per_batch", "convolution", "graphs"} | (set() if config.method.anneals else {"rounds"})
-    return {name: value for name, value in config.as_dict().items() if name not in free}
-
-
-def trains_alike(a: RunConfig, b: RunConfig) -> bool:
-    """Whether two runs do the same until the last round, and differ only in what clients do after it."""
-    if a.patience or b.patience:  # when training ends depends on what clients do after a round
-        return False
-    afterwards = {"method", "ft_epochs", "ft_mode", "ft_factors", *TUNING}
-    settings = ({k: v for k, v in trajectory(c).items() if k not in afterwards} for c in (a, b))
-    common = {f.name for f in fields(a.method)} & {f.name for f in fields(b.method)}
-    return (
-        operator.eq(*settings)
-        and all(getattr(a.method, name) == getattr(b.method, name) for name in common)
-        and all(
-            getattr(type(a.method), name) is getattr(type(b.method), name)
-            for name in ("download", "local", "aggregate")
-        )
-    )
-
-
-def versions() -> dict[str, str]:
-    """Versions that numbers may depend on."""
-    return {"pfl_lite": __version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-@cache
-def code_version() -> str:
-    """The commit of the package's repository (`-dirty` where files are changed); outside of one, the package's version."""
-    folder = Path(__file__).resolve().parents[2]
-    asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
-    try:
-        if not (folder / ".git").exists():
-            return __version__
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return __version__
-
-
-def device_name(device: str) -> str:
-    """A device as a reader knows it: the GPU's name, or the kind of processor."""
-    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
-
-
 def run(
     method: str | Method = "fedavg",
     *,
@@ -697,50 +567,6 @@ def run(
     there = federation
     if federation is not None and config.device != "auto":
         there = federation.to(config.device)
-    simulation = Simulation(config, there, workers=workers)
+    simulation = Simulation(config, there, mapping=over_processes(workers, config, there))
     simulation.run()
     return simulation if federation is None else simulation.beside(federation)
-
-
-def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
-    """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
-
-    Raises:
-        InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            stored = {name: arrays[name] for name in arrays.files}
-        own = json.loads(str(stored["method"]))
-        name = own["name"]
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
-        ) from error
-    if name not in METHODS:
-        raise InputError(
-            f"{path} holds models of the method '{name}', which is not known here: enter its class first, "
-            f"METHODS['{name}'] = ... (from pfl_lite.methods)"
-        )
-    method = make_method(**own)
-    group = "global" if client is None else "personal"
-    found = unpack(group, stored)
-    if not found:
-        raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
-    if client is not None:
-        count = len(next(iter(found.values())))
-        if not 0 <= client < count:
-            raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
-        found = {name: rows[client] for name, rows in found.items()}
-    params = {name: torch.from_numpy(array) for name, array in found.items()}
-    try:
-        return method.to_module(network, params)
-    except InputError as error:
-        if client is not None:
-            raise
-        load_model(path, network, client=0)  # raises in its turn where it is the network that is another
-        raise InputError(
-            f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
-        ) from error

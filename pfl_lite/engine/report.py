@@ -1,0 +1,114 @@
+"""What a run leaves behind: its report for a JSON file, its models in one .npz, and what they were made with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pfl_lite import __version__
+from pfl_lite.engine.history import History
+from pfl_lite.errors import InputError
+from pfl_lite.files import write_npz
+from pfl_lite.methods import METHODS, make_method
+from pfl_lite.methods.base import unpack
+from pfl_lite.models import Network, Params
+
+
+def final_scores(history: History, model: str) -> dict[str, Any] | None:
+    """The last round's scores of one kind of model, client by client; None where that round was not scored."""
+    entry = history.rounds[-1]
+    each = entry.get("per_client", {})
+    if f"{model}_accuracy" not in each:  # the run is not over
+        return None
+    return {
+        "test_accuracy": each[f"{model}_accuracy"],
+        "test_loss": each[f"{model}_loss"],
+        "val_accuracy": each[f"val_{model}_accuracy"],
+        "train_size": history.train_sizes,
+        "test_size": history.test_sizes,
+    } | entry.get("whole_test", {}).get(model, {})
+
+
+def write_models(path: Path, method: dict[str, Any], groups: dict[str, Params]) -> None:
+    """Write models without pickle: groups of arrays in one .npz, and the method with its settings."""
+    arrays: dict[str, Any] = {"method": np.array(json.dumps(method))}
+    arrays |= {
+        f"{group}/{name}": t.cpu().numpy() for group, params in groups.items() for name, t in params.items()
+    }
+    write_npz(path, arrays)
+
+
+def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
+    """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
+
+    Raises:
+        InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            stored = {name: arrays[name] for name in arrays.files}
+        own = json.loads(str(stored["method"]))
+        name = own["name"]
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
+        ) from error
+    if name not in METHODS:
+        raise InputError(
+            f"{path} holds models of the method '{name}', which is not known here: enter its class first, "
+            f"METHODS['{name}'] = ... (from pfl_lite.methods)"
+        )
+    method = make_method(**own)
+    group = "global" if client is None else "personal"
+    found = unpack(group, stored)
+    if not found:
+        raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
+    if client is not None:
+        count = len(next(iter(found.values())))
+        if not 0 <= client < count:
+            raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
+        found = {name: rows[client] for name, rows in found.items()}
+    params = {name: torch.from_numpy(array) for name, array in found.items()}
+    try:
+        return method.to_module(network, params)
+    except InputError as error:
+        if client is not None:
+            raise
+        load_model(path, network, client=0)  # raises in its turn where it is the network that is another
+        raise InputError(
+            f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """Versions that numbers may depend on."""
+    return {"pfl_lite": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def code_version() -> str:
+    """The commit of the package's repository (`-dirty` where files are changed); outside of one, the package's version."""
+    folder = Path(__file__).resolve().parents[2]
+    asked = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        if not (folder / ".git").exists():
+            return __version__
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+
+
+def device_name(device: str) -> str:
+    """A device as a reader knows it: the GPU's name, or the kind of processor."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
