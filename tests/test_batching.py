@@ -20,7 +20,7 @@ from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batched import IDLE, groups, padded
 from pfl_lite.engine.gpu import PROBE, Driver, MemoryBudget, Replay, Unfolded
 from pfl_lite.engine.mapping import in_client_order
-from pfl_lite.engine.simulation import Simulation
+from pfl_lite.engine.simulation import Simulation, traffic
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.models import NETWORKS, NetworkSpec
@@ -341,5 +341,5 @@ def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
         "w": torch.zeros(3, device="meta"),
         "candidates": torch.zeros(2, dtype=torch.int64, device="meta"),
     }
-    counted = METHODS[method]().traffic(sent, {"w": sent["w"]})
+    counted = traffic(METHODS[method](), sent, {"w": sent["w"]}, "meta")
     assert counted.device.type == "meta" and counted.shape == (2,)

@@ -510,3 +510,13 @@ def test_every_report_says_which_code_made_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))  # no git there
     assert code_version() == __version__
     code_version.cache_clear()
+
+
+def test_evaluate_scores_what_is_there_and_keeps_nothing(federation: Any) -> None:
+    sim = Simulation(make_config("pfedmb", **(FAST | quick("pfedmb"))), federation)
+    sim.step()
+    before = [dict(entry) for entry in sim.history.rounds]
+    entry = sim.evaluate()
+    assert sim.history.rounds == before and sim.round == 1
+    assert entry["per_client"] == before[-1]["per_client"]
+    assert entry["personal_loss"] == before[-1]["personal_loss"]

@@ -41,7 +41,7 @@ def watched(kind: type[Method], sent: list[Params], seen: list[Params]) -> type[
         return answer
 
     down = {hook: noted(hook) for hook in ("download", "download_newcomer")}
-    look = {hook: looked(hook) for hook in ("personal", "arrive", "own_update", "plain_sgd")}
+    look = {hook: looked(hook) for hook in ("personal", "adapt_newcomer", "own_update", "plain_sgd")}
     return type(kind.__name__, (kind,), {**down, **look})
 
 

@@ -367,8 +367,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "tied to itself",
         ),
         (
-            "return work.sgd(work.loss, received), self.arrive(received, client, work)",
-            "new = work.sgd(work.loss, received)\n        return new, self.arrive(new, client, work)",
+            "return work.sgd(work.loss, received), self.adapt_newcomer(received, client, work)",
+            "new = work.sgd(work.loss, received)\n        return new, self.adapt_newcomer(new, client, work)",
             "tied to the model after training instead of as received",
         ),
     ],

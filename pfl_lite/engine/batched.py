@@ -229,7 +229,7 @@ class VmapWork(LocalWork):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """As everywhere; on a GPU the step is recorded once and replayed, unless it is part of another derivative."""
         columns = [stream for stream in streams if isinstance(stream, BatchSchedule)]
         alike = len(columns) == len(streams) and len({len(stream) for stream in columns}) == 1
@@ -239,7 +239,7 @@ class VmapWork(LocalWork):
             or not self.replay.wants(len(columns[0]))
             or torch.is_grad_enabled()
         ):
-            return super().fold(step, carry, *streams)
+            return super().reduce_batches(step, carry, *streams)
 
         def numbered(carry: Carry, number: Tensor) -> Carry:
             return self.moved(step, carry, [stream.at(number) for stream in columns])

@@ -100,7 +100,7 @@ class Simulation:
         self.settings = LocalSettings(
             *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
             rounds=config.rounds,
-            keyed=self.network.dropout or self.method.keyed,
+            needs_rng_key=self.network.dropout or self.method.needs_rng_key,
             augment=config.augment,
         )
         make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
@@ -125,7 +125,7 @@ class Simulation:
             and config.ft_mode == "own_update"
             and type(self.method).own_update is Method.own_update
             and self.method.finetune == "own_update"
-            and type(self.method).relay is Method.relay
+            and type(self.method).hand_over is Method.hand_over
             and len(self.sample(1)) == config.clients
         )
         self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
@@ -154,13 +154,13 @@ class Simulation:
             nonlocal handed_on
             received = self.method.download(handed_on or server, client, work.id)
             upload, client = self.method.local(received, client, work)
-            handed_on = self.method.relay(server, upload)
+            handed_on = self.method.hand_over(server, upload)
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
             return (
                 upload,
                 client,
                 tuned,
-                {"floats": self._traffic(received, upload)},
+                {"floats": traffic(self.method, received, upload, self.network.device)},
             )
 
         started = time.perf_counter()
@@ -168,16 +168,6 @@ class Simulation:
         down, up = counted["floats"].sum(0).tolist()  # waits for a GPU
         self.training_seconds += time.perf_counter() - started
         return tuple(answers), (down, up)
-
-    def _traffic(self, received: Params, upload: Params) -> Tensor:
-        """Floats [2] that went down to one client and up from it in one round, as the method counts its messages.
-
-        They are on the run's device, as a client's other answers are; filled there, because a copy would wait for it.
-        """
-        counts = self.method.traffic(received, upload)
-        return torch.stack(
-            [n if isinstance(n, Tensor) else torch.full((), n, device=self.network.device) for n in counts]
-        )
 
     def advance(self) -> dict[str, Any]:
         """Train one round without scoring it; returns who took part, the floats that travelled, and whose weights diverged."""
@@ -235,17 +225,17 @@ class Simulation:
             received = self.method.download(server, client, work.id)
             return (self.method.personal(received, client, work),)
 
-        return self._each_client(one, self.arrived())
+        return self._each_client(one, self.newcomer_states())
 
-    def arrived(self) -> Params:
+    def newcomer_states(self) -> Params:
         """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
         new = self.everyone[~self.sampled]
-        if self.round == 0 or not len(new) or type(self.method).arrive is Method.arrive:
+        if self.round == 0 or not len(new) or type(self.method).adapt_newcomer is Method.adapt_newcomer:
             return self.clients
 
         def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
             received = self.method.download_newcomer(server, client, work.id)
-            return (self.method.arrive(received, client, work),)
+            return (self.method.adapt_newcomer(received, client, work),)
 
         counted = self.map.images_trained
         states = self.map(
@@ -293,7 +283,7 @@ class Simulation:
         tuned = self.map(
             one,
             self.server,
-            self.arrived(),
+            self.newcomer_states(),
             self.everyone,
             self.round + 1,
             replace(self.tuning, lr=factor * self.tuning.lr),
@@ -346,8 +336,8 @@ class Simulation:
             self._choose_tuning(entry)
         if last and config.whole_test:
             self._whole_test(entry)
-        state = self.state() if self.method.watched else {}
-        for name in self.method.watched:
+        state = self.state() if self.method.tracked else {}
+        for name in self.method.tracked:
             small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
             if last or self.round in WATCHED_ROUNDS or small:
                 self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
@@ -510,6 +500,15 @@ class Simulation:
             "state": self.state(),
         }
         write_models(path, self.config.as_dict()["method"], groups)
+
+
+def traffic(method: Method, received: Params, upload: Params, device: torch.device | str) -> Tensor:
+    """Floats [2] that went down to one client and up from it in one round, as the method counts its messages.
+
+    They are on the run's device, as a client's other answers are; filled there, because a copy would wait for it.
+    """
+    counts = method.cost(received, upload)
+    return torch.stack([n if isinstance(n, Tensor) else torch.full((), n, device=device) for n in counts])
 
 
 def finite(ids: Tensor, *answers: Params) -> Tensor:

@@ -29,8 +29,8 @@ EVALUATION_BATCH = {"cpu": 250, "cuda": 1000}
 class LocalSettings:
     """How clients train: local epochs E, mini-batch size, learning rate, momentum, weight decay (torch's conventions).
 
-    `rounds`: T, of the whole run. `keyed`: mini-batches carry a key, because dropout asks for it. `augment`: what happens to the
-    images of a mini-batch, `none` or `crop_flip`.
+    `rounds`: T, of the whole run. `needs_rng_key`: mini-batches carry a key, because dropout asks for it. `augment`: what happens
+    to the images of a mini-batch, `none` or `crop_flip`.
     """
 
     epochs: int
@@ -39,7 +39,7 @@ class LocalSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     rounds: int = 1
-    keyed: bool = False
+    needs_rng_key: bool = False
     augment: str = "none"
 
 
@@ -125,7 +125,7 @@ class LocalWork:
 
     def keys(self, phase: str, epochs: int) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
-        if not self.settings.keyed:
+        if not self.settings.needs_rng_key:
             return None
         streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
         keys = np.array([rng.integers(2**63, size=epochs) for rng in streams])
@@ -212,9 +212,9 @@ class LocalWork:
     ) -> Carry:
         """The one training loop: `carry = step(carry, batch)` over the mini-batches of some local epochs."""
         phases = (phase,) if isinstance(phase, str) else phase
-        return self.fold(step, carry, *(self.batches(name, epochs, part) for name in phases))
+        return self.reduce_batches(step, carry, *(self.batches(name, epochs, part) for name in phases))
 
-    def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """`carry = step(carry, batch)` over given mini-batches; steps of padding alone leave it as it is."""
         for batches in zip(*streams, strict=True):
             carry = self.moved(step, carry, batches)
@@ -243,7 +243,7 @@ class LocalWork:
         scale: Params | None = None,
         plain: bool = False,
     ) -> tuple[Params, Params]:
-        """One step of SGD with the run's momentum and weight decay, as torch does it; `velocity` is `still(params)` at first."""
+        """One step of SGD with the run's momentum and weight decay, as torch does it; see `init_momentum` for `velocity`."""
         momentum, decay = (0.0, 0.0) if plain else (self.settings.momentum, self.settings.weight_decay)
         step = gradient
         if decay:
@@ -263,7 +263,7 @@ class LocalWork:
             }
         return moved, velocity
 
-    def follow(
+    def sgd_along(
         self,
         direction: Direction,
         params: Params,
@@ -285,21 +285,21 @@ class LocalWork:
             w, velocity = self.descend(w, velocity, direction(w, *batches), lr=lr, scale=scale, plain=plain)
             return (w if project is None else project(w)), velocity
 
-        return self.scan(step, (params, self.still(params)), phase=phase, epochs=epochs, part=part)[0]
+        return self.scan(step, (params, self.init_momentum(params)), phase=phase, epochs=epochs, part=part)[0]
 
-    def still(self, params: Params) -> Params:
+    def init_momentum(self, params: Params) -> Params:
         """Momentum buffers before the first step: zeros, or {} where the run has no momentum."""
         if not self.settings.momentum:
             return {}
         return {name: torch.zeros_like(w) for name, w in params.items()}
 
     def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
-        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `follow`."""
+        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `sgd_along`."""
 
         def gradient(w: Params, batch: Batch) -> Params:
             return self.grad(loss, w, batch)
 
-        return self.follow(gradient, params, **options)
+        return self.sgd_along(gradient, params, **options)
 
     # ---- looking at one's own data --------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class APFL(FedAvg):
         "a mix of the global and a personal model, in parameter space, with a learned share"
     )
     one_model: ClassVar[bool] = False
-    watched: ClassVar[tuple[str, ...]] = ("alpha",)
+    tracked: ClassVar[tuple[str, ...]] = ("alpha",)
     fits_batch_norm: ClassVar[bool] = False
     finetune: ClassVar[str] = "plain_sgd"
 
@@ -58,10 +58,10 @@ class APFL(FedAvg):
             along_v = {name: alpha * g for name, g in through.items()}
             return pack("w", work.grad(work.loss, w, batch)) | pack("v", along_v)
 
-        trained = work.follow(both, pack("w", received) | pack("v", v))
+        trained = work.sgd_along(both, pack("w", received) | pack("v", v))
         return unpack("w", trained), pack("own", unpack("v", trained)) | {"alpha": alpha}
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return self.local(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

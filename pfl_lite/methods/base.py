@@ -98,9 +98,9 @@ class Work(Protocol):
         """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
 
     def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
-        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `follow`."""
+        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `sgd_along`."""
 
-    def follow(
+    def sgd_along(
         self,
         direction: Direction,
         params: Params,
@@ -136,14 +136,14 @@ class Work(Protocol):
         epochs: int | None = None,
         part: str = "all",
     ) -> Carry:
-        """`carry = step(carry, batch)` over the mini-batches of local training: the loop under `follow` and `sgd`."""
+        """`carry = step(carry, batch)` over the mini-batches of local training: the loop under `sgd_along` and `sgd`."""
 
     def passes(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[Iterable[Batch]]:
         """The mini-batches that `scan` goes through, epoch by epoch; a `part` may also be `gate`, the quarter beside `per`."""
 
-    def fold(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
         """`carry = step(carry, batch)` over the mini-batches of one epoch, for methods that train two things in turns."""
 
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
@@ -154,9 +154,9 @@ class Work(Protocol):
         """
 
     def descend(self, params: Params, velocity: Params, gradient: Params) -> tuple[Params, Params]:
-        """One step of the run's SGD: the new parameters and momentum buffers, which start as `still(params)`."""
+        """One step of the run's SGD: the new parameters and momentum buffers, which start as `init_momentum(params)`."""
 
-    def still(self, params: Params) -> Params:
+    def init_momentum(self, params: Params) -> Params:
         """Momentum buffers before the first step."""
 
     def data(self, split: str) -> Iterator[Batch]:
@@ -253,13 +253,13 @@ class Method:
     about: ClassVar[str]
     one_model: ClassVar[bool] = False
     """Every client's scored model is the global model, so that scoring it once is enough."""
-    watched: ClassVar[tuple[str, ...]] = ()
+    tracked: ClassVar[tuple[str, ...]] = ()
     """Which parts of `state` a run keeps from round to round."""
     finetune: ClassVar[str] = "own_update"
     """What a client does to fine-tune by the method's own rule: its local work once more, or `plain_sgd` on the scored model."""
     fits_batch_norm: ClassVar[bool] = True
     """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
-    keyed: ClassVar[bool] = False
+    needs_rng_key: ClassVar[bool] = False
     """Its losses draw masks of their own from `Batch.key`."""
     anneals: ClassVar[bool] = False
     """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
@@ -286,7 +286,7 @@ class Method:
         return server
 
     def download_newcomer(self, server: Params, client: Params, id: int | Tensor) -> Params:
-        """The tensors that go down to a client that has never taken part, for `arrive`; by default those of every client."""
+        """What goes down to a client that has never taken part, for `adapt_newcomer`; by default what every client downloads."""
         return self.download(server, client, id)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
@@ -300,26 +300,22 @@ class Method:
         """
         return weighted_mean(uploads, round.sizes, server)
 
-    def floats(self, message: Params) -> int | Tensor:
-        """Floating-point numbers in one client's message; integers (cluster ids, counters) are not counted."""
-        return sum(tensor.numel() for tensor in message.values() if tensor.is_floating_point())
-
-    def traffic(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
-        """Floats that go down to one client and up from it in a round."""
-        return self.floats(received), self.floats(upload)
+    def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
+        """Floats that go down to one client and up from it in a round; integers (cluster ids, counters) are not counted."""
+        return floats_in(received), floats_in(upload)
 
     @property
     def in_turns(self) -> bool:
-        """Whether the clients of a round work one after another, because they hand something on (`relay`)."""
+        """Whether the clients of a round work one after another, because they hand something on (`hand_over`)."""
         return False
 
-    def relay(self, server: Params, upload: Params) -> Params | None:
+    def hand_over(self, server: Params, upload: Params) -> Params | None:
         """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
         return None
 
     # ---- which model is scored ------------------------------------------------------------------------------------
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         """What a client that has never taken part does with `download_newcomer` before it is scored: its state for scoring."""
         return client
 
@@ -376,6 +372,11 @@ class Method:
     def check_clients(self, sizes: Tensor, run: RunSettings) -> str | None:
         """Look at training sizes [N] and the run's settings before the first round: one sentence for the reader, or None."""
         return None
+
+
+def floats_in(message: Params) -> int:
+    """Floating-point numbers in a message."""
+    return sum(tensor.numel() for tensor in message.values() if tensor.is_floating_point())
 
 
 def stack(client: Params, clients: int) -> Params:

@@ -39,7 +39,7 @@ class ClusteredFL(Method):
 
     name: ClassVar[str] = "cfl"
     about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
-    watched: ClassVar[tuple[str, ...]] = ("cluster",)
+    tracked: ClassVar[tuple[str, ...]] = ("cluster",)
     finetune: ClassVar[str] = "plain_sgd"
 
     eps1: float = 0.4
@@ -126,7 +126,7 @@ class ClusteredFL(Method):
             "known": known.index_fill(0, round.ids, True),
         }
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return {"chosen": best_model(received, work)}
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

@@ -34,9 +34,9 @@ class Ditto(FedAvg):
         return start, stack(start, clients)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
-        return work.sgd(work.loss, received), self.arrive(received, client, work)
+        return work.sgd(work.loss, received), self.adapt_newcomer(received, client, work)
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return work.sgd(pulled(work.loss, self.lam, received), client)
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

@@ -37,7 +37,7 @@ class FedAMP(Method):
 
     name: ClassVar[str] = "fedamp"
     about: ClassVar[str] = "each client is pulled towards a mix of the models most like its own"
-    watched: ClassVar[tuple[str, ...]] = ("attention",)
+    tracked: ClassVar[tuple[str, ...]] = ("attention",)
     finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 1.0

@@ -28,7 +28,7 @@ class FedEM(Method):
 
     name: ClassVar[str] = "fedem"
     about: ClassVar[str] = "a few shared models, mixed by each client's own weights"
-    watched: ClassVar[tuple[str, ...]] = ("mixture",)
+    tracked: ClassVar[tuple[str, ...]] = ("mixture",)
 
     components: int = 3
     """M, the number of models; 1 is FedAvg."""
@@ -63,7 +63,7 @@ class FedEM(Method):
 
         return work.sgd(weighted_loss, received), {"mixture": work.train_mean(q)}
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return {"mixture": work.train_mean(self.responsibilities(received, client, work))}
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

@@ -14,6 +14,7 @@ from pfl_lite.methods.base import (
     Work,
     check_at_least,
     check_between,
+    floats_in,
     pack,
     select,
     squared_distance,
@@ -37,7 +38,7 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     about: ClassVar[str] = "clients mix the models of others that do well on their own validation images"
-    watched: ClassVar[tuple[str, ...]] = ("weights",)
+    tracked: ClassVar[tuple[str, ...]] = ("weights",)
     finetune: ClassVar[str] = "plain_sgd"
 
     models: int = 5
@@ -61,12 +62,11 @@ class FedFomo(Method):
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
         return select(unpack("model", server), chosen.clamp_min(0)) | {"candidates": chosen}
 
-    def floats(self, message: Params) -> int | Tensor:
+    def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
         """Only the models of real candidates travel."""
-        if "candidates" not in message:
-            return super().floats(message)
-        rows = [tensor for name, tensor in message.items() if name != "candidates"]
-        return (message["candidates"] >= 0).sum() * sum(t[0].numel() if len(t) else 0 for t in rows)
+        rows = [tensor for name, tensor in received.items() if name != "candidates"]
+        one = sum(t[0].numel() if len(t) else 0 for t in rows)
+        return (received["candidates"] >= 0).sum() * one, floats_in(upload)
 
     def mix(self, received: Params, client: Params, work: Work) -> tuple[Params, Params, Tensor]:
         """The client's model after the update, its state with that model, and the unclipped weights [M], own model first."""
@@ -123,7 +123,7 @@ class FedFomo(Method):
                 chosen[i, place] = left.pop(pick)
         return chosen.to(affinity.device)
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return self.mix(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

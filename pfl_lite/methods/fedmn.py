@@ -60,8 +60,8 @@ class FedMN(Method):
     about: ClassVar[str] = (
         "a pool of blocks; a network reads a client's data and chooses which of them it uses"
     )
-    watched: ClassVar[tuple[str, ...]] = ("logits", "active")
-    keyed: ClassVar[bool] = True
+    tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
+    needs_rng_key: ClassVar[bool] = True
     anneals: ClassVar[bool] = True
 
     blocks: str = "2x2x2"
@@ -240,15 +240,15 @@ class FedMN(Method):
         fixed = not (sample or soft)  # the round's bits are those in use
         now = {"bits": bits, "step": torch.zeros_like(switches), "safety": client["safety"]}
         now["safety"] = now["safety"] + (switches if fixed else 0)
-        trained, _, now = work.scan(one_batch, (received, work.still(received), now))
+        trained, _, now = work.scan(one_batch, (received, work.init_momentum(received), now))
         used = in_use(now["bits"], self.layers) if self.selective else torch.ones_like(client["active"])
         state = {"logits": scores, "bits": now["bits"], "active": used, "safety": now["safety"]}
         return where_used(used, trained, received, self.layers) | {"active": used}, state
 
-    def traffic(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
+    def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
         """Encoders, router and the blocks in use, down (once the router has come and decided) and up."""
         if "active" not in upload:
-            return super().traffic(received, upload)
+            return super().cost(received, upload)
         floats = floats_in_use(upload["active"], received, self.layers)
         return floats, floats
 
@@ -256,7 +256,7 @@ class FedMN(Method):
     def in_turns(self) -> bool:
         return self.schedule == "sequential"
 
-    def relay(self, server: Params, upload: Params) -> Params | None:
+    def hand_over(self, server: Params, upload: Params) -> Params | None:
         if not self.in_turns or "active" not in upload:
             return None
         # blocks that it did not use are as the clients before it left them

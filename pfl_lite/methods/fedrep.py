@@ -44,5 +44,5 @@ class FedRep(FedPer):
 
         return work.sgd(loss_of_base, received), head
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return self.fit_head(received, client, work)

@@ -28,7 +28,7 @@ class IFCA(Method):
     about: ClassVar[str] = (
         "k global models; every client trains and uses the one with its lowest training loss"
     )
-    watched: ClassVar[tuple[str, ...]] = ("cluster",)
+    tracked: ClassVar[tuple[str, ...]] = ("cluster",)
 
     clusters: int = 3
     """k, the number of models; 1 is FedAvg."""

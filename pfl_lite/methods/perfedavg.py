@@ -52,7 +52,7 @@ class PerFedAvg(FedAvg):
 
             return work.grad(adapted_loss, w, batch)  # (I - a H) grad f(w')
 
-        return work.follow(outer, received, phase=("weights", "inner")), client
+        return work.sgd_along(outer, received, phase=("weights", "inner")), client
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return self.adapt(received, work.train_gradient(received))

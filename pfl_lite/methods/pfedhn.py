@@ -27,7 +27,7 @@ class PFedHN(Method):
 
     name: ClassVar[str] = "pfedhn"
     about: ClassVar[str] = "a hypernetwork at the server generates every client's model from an embedding"
-    watched: ClassVar[tuple[str, ...]] = ("embedding",)
+    tracked: ClassVar[tuple[str, ...]] = ("embedding",)
     fits_batch_norm: ClassVar[bool] = False
     finetune: ClassVar[str] = "plain_sgd"
 

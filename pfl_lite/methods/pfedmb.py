@@ -38,7 +38,7 @@ class PFedMB(Method):
 
     name: ClassVar[str] = "pfedmb"
     about: ClassVar[str] = "shared branches in every layer, mixed by each client's own weights"
-    watched: ClassVar[tuple[str, ...]] = ("alpha",)
+    tracked: ClassVar[tuple[str, ...]] = ("alpha",)
     fits_batch_norm: ClassVar[bool] = False
 
     branches: int = 5

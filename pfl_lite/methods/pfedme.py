@@ -78,14 +78,14 @@ class PFedMe(Method):
             w, velocity = work.descend(w, velocity, {k: self.lam * (w[k] - theta[k]) for k in w})
             return w, theta, velocity
 
-        w, theta, _ = work.scan(one_batch, (received, received, work.still(received)))
+        w, theta, _ = work.scan(one_batch, (received, received, work.init_momentum(received)))
         return w, theta
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         mean = weighted_mean(uploads, round.sizes, server)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
 
-    def arrive(self, received: Params, client: Params, work: Work) -> Params:
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
         return self.local(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:

@@ -160,7 +160,7 @@ class PFLMoE(FedAvg):
             return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 
         head = cut.start(received)
-        expert: Carry = (head, work.still(head))
+        expert: Carry = (head, work.init_momentum(head))
         optimizer = GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
         gate = optimizer.start(self.gate_start(client, work))
         epochs, gate_epochs = work.passes(part="per"), work.passes("gate", part="gate")
@@ -169,11 +169,11 @@ class PFLMoE(FedAvg):
         if self.gate == "learned" and self.schedule == "interleaved":
             turns = zip(epochs, gate_epochs, strict=True)  # one an epoch
         for turn, gate_turn in turns:
-            expert = work.fold(tune, expert, turn)
+            expert = work.reduce_batches(tune, expert, turn)
             if self.gate == "learned":
                 own = logits(received | expert[0])
                 own = work.fixed(own) if in_use and self.schedule == "sequential" else own
-                gate = work.fold(learn(own), gate, gate_turn)
+                gate = work.reduce_batches(learn(own), gate, gate_turn)
         return pack("global", received) | pack("expert", received | expert[0]) | gate[0]
 
     def gate_start(self, client: Params, work: Work) -> Params:

@@ -70,7 +70,7 @@ class Scaffold(FedAvg):
             gradient = work.grad(work.loss, y, batch)
             return {name: g + c[name] - own[name] for name, g in gradient.items()} if c else gradient
 
-        y = work.follow(corrected, w)
+        y = work.sgd_along(corrected, w)
         change = {name: y[name] - w[name] for name in w}
         new = {name: own[name] - c[name] - change[name] / work.steps / work.lr for name in c}  # option II
         drift = {name: new[name] - own[name] for name in c}
