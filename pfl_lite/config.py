@@ -257,6 +257,6 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
         if name in kinds and not (value is None and name in TUNING)
     }
     config = RunConfig(method=method, **({"ft_epochs": method.tuning} | run))
-    if advice := method.check_run(config):
+    if advice := method.advise(config):
         warnings.warn(advice, stacklevel=2)
     return config

@@ -709,7 +709,7 @@ def test_pfedme_warns_where_theta_minus_w_grows_and_only_there(lr: float, inner_
             theta -= inner_lr * lam * (theta - w)
         w -= lr * lam * (w - theta)
     method = METHODS["pfedme"](inner_lr=inner_lr)
-    assert (method.check_run(RunConfig(lr=lr)) is not None) == (abs(theta - w) > 1)
+    assert (method.advise(RunConfig(lr=lr)) is not None) == (abs(theta - w) > 1)
 
 
 def test_scaffold_warns_in_one_sentence_of_momentum() -> None:

@@ -24,6 +24,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client_order, stack_answers
 from pfl_lite.engine.work import LocalWork
 from pfl_lite.errors import InputError
+from pfl_lite.methods.base import Sequential
 from pfl_lite.models import Network, Params
 
 WORTH_SECONDS = 0.5
@@ -215,6 +216,6 @@ def over_processes(
         raise InputError(
             f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
         )
-    if workers > 1 and config.method.in_turns:
+    if workers > 1 and isinstance(config.method, Sequential) and config.method.in_turns:
         raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
     return partial(Forked, workers=workers) if workers > 1 else None

@@ -31,7 +31,7 @@ from pfl_lite.engine.work import LocalSettings, LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain
 from pfl_lite.methods import Method
-from pfl_lite.methods.base import Round
+from pfl_lite.methods.base import Round, Sequential
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
@@ -65,7 +65,7 @@ class Simulation:
         config = self.config = config.resolved(None if federation is None else federation.size)
         self.trained_on = device_name(config.device)
         self.method: Method = config.method
-        self.method.check_run(config)  # its advice was given where the configuration was made
+        advice = self.method.advise(config)  # was given where the configuration was made
         if federation is None:
             federation = make_federation(
                 config.data,
@@ -81,8 +81,8 @@ class Simulation:
         check_fits(federation, config)
         if config.whole_test:
             check_whole_test(federation, config)
-        if remark := self.method.check_clients(federation.train_sizes, config):
-            warnings.warn(remark, stacklevel=2)
+        if (remark := self.method.advise(config, federation.train_sizes)) not in (None, advice):
+            warnings.warn(str(remark), stacklevel=2)
         self.federation = federation
         self.network: Network = make_network(
             config.model,
@@ -125,7 +125,7 @@ class Simulation:
             and config.ft_mode == "own_update"
             and type(self.method).own_update is Method.own_update
             and self.method.finetune == "own_update"
-            and type(self.method).hand_over is Method.hand_over
+            and not isinstance(self.method, Sequential)
             and len(self.sample(1)) == config.clients
         )
         self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
@@ -154,7 +154,8 @@ class Simulation:
             nonlocal handed_on
             received = self.method.download(handed_on or server, client, work.id)
             upload, client = self.method.local(received, client, work)
-            handed_on = self.method.hand_over(server, upload)
+            if isinstance(self.method, Sequential):
+                handed_on = self.method.hand_over(server, upload)
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
             return (
                 upload,

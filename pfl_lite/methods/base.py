@@ -304,15 +304,6 @@ class Method:
         """Floats that go down to one client and up from it in a round; integers (cluster ids, counters) are not counted."""
         return floats_in(received), floats_in(upload)
 
-    @property
-    def in_turns(self) -> bool:
-        """Whether the clients of a round work one after another, because they hand something on (`hand_over`)."""
-        return False
-
-    def hand_over(self, server: Params, upload: Params) -> Params | None:
-        """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
-        return None
-
     # ---- which model is scored ------------------------------------------------------------------------------------
 
     def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
@@ -365,12 +356,23 @@ class Method:
 
     # ---- whether a run fits ---------------------------------------------------------------------------------------
 
-    def check_run(self, run: RunSettings) -> str | None:
-        """Look at the run's settings: raise an InputError for what cannot be, return one sentence of advice or None."""
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
+        """Before the first round, look at the run's settings, and at the clients' training sizes [N] once they are known: raise
+        an InputError for what cannot be, return one sentence of advice or None.
+        """
         return None
 
-    def check_clients(self, sizes: Tensor, run: RunSettings) -> str | None:
-        """Look at training sizes [N] and the run's settings before the first round: one sentence for the reader, or None."""
+
+class Sequential(Method):
+    """Beside a method: the clients of a round work one after another, because each hands something on to the next."""
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether they do, by the method's settings."""
+        return True
+
+    def hand_over(self, server: Params, upload: Params) -> Params | None:
+        """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
         return None
 
 

@@ -36,7 +36,7 @@ class FedEM(Method):
     def __post_init__(self) -> None:
         check_at_least(self.name, components=(self.components, 1))
 
-    def check_run(self, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if run.ft_epochs:
             raise InputError(
                 "fedem scores a mixture, which has no single model to fine-tune: leave ft_epochs at 0"

@@ -12,9 +12,9 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
     Batch,
     Carry,
-    Method,
     Round,
     RunSettings,
+    Sequential,
     Work,
     check_at_least,
     check_choice,
@@ -42,7 +42,7 @@ MOST_DECISIONS = 1_000_000
 
 
 @dataclass(frozen=True)
-class FedMN(Method):
+class FedMN(Sequential):
     """Wang et al. (2022), algorithm 1: a router reads all training images and labels and says which blocks a client uses.
 
     A round: logit Pi = the router's mean output (eqs. 9-10), one V from the binary concrete distribution (eq. 5), local SGD on
@@ -122,7 +122,7 @@ class FedMN(Method):
             routing=(self.routing, ("learned", "random", "all")),
         )
 
-    def check_run(self, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if run.rounds <= self.pretrain:
             raise InputError(f"fedmn: rounds must be more than pretrain ({self.pretrain}), not {run.rounds}")
         if self.in_turns and run.resolved().engine == "vmap":

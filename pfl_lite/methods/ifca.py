@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Method, Round, RunSettings, Work, check_at_least, select
@@ -38,7 +39,7 @@ class IFCA(Method):
     def __post_init__(self) -> None:
         check_at_least(self.name, clusters=(self.clusters, 1), draw=(self.draw, 0))
 
-    def check_run(self, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if self.clusters > run.clients:
             raise InputError(
                 f"ifca: clusters must be at most the number of clients ({run.clients}), not {self.clusters}"

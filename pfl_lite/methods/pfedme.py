@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from pfl_lite.methods.base import (
     Batch,
@@ -52,7 +53,7 @@ class PFedMe(Method):
         check_at_least(self.name, lam=(self.lam, 0), inner_steps=(self.inner_steps, 1), beta=(self.beta, 0))
         check_positive(self.name, inner_lr=self.inner_lr)
 
-    def check_run(self, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         inner = self.inner_lr * self.lam
         factor = abs(
             (1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps

@@ -75,7 +75,9 @@ class PFLMoE(FedAvg):
         )
         check_at_least(self.name, gate_lr=(self.gate_lr, 0), gate_decay=(self.gate_decay, 0))
 
-    def check_clients(self, sizes: Tensor, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
+        if sizes is None:
+            return None
         few = int((sizes < SMALLEST).sum())
         if self.gate != "learned" or not run.ft_epochs or not few:
             return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from pfl_lite.methods.base import (
     Batch,
@@ -48,7 +49,7 @@ class Scaffold(FedAvg):
         check_positive(self.name, server_lr=self.server_lr)
         check_choice(self.name, control=(self.control, ("on", "off")))
 
-    def check_run(self, run: RunSettings) -> str | None:
+    def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if self.control == "off" or not run.momentum:
             return None
         return (
