@@ -47,10 +47,8 @@ class Mapping:
             works.append(self.work_of(settings, round, ids))
             return works[-1]
 
-        with (
-            torch.no_grad(),
-            self.driver.products(tf32=self.execution.tf32),
-        ):  # gradients are taken where local SGD asks for them
+        # gradients are taken where local SGD asks for them
+        with torch.no_grad(), self.driver.products(tf32=self.execution.tf32):
             answers = self.stacked(function, server, clients, ids.tolist(), work_for)
         self.images_trained += sum(work.images_trained for work in works)
         return answers
