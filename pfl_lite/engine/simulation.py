@@ -105,7 +105,6 @@ class Simulation:
         )
         make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
         self.map: Mapping = make_mapping(self.network, federation, config.seed, config.execution)
-        self.scorer = Scorer(self.method, self.network, federation, self.map, self.settings)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         self.everyone = torch.arange(config.clients, device=config.device)
@@ -297,6 +296,11 @@ class Simulation:
         """One answer a client, for all clients, with nothing trained."""
         rows = self.clients if clients is None else clients
         return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
+
+    @property
+    def scorer(self) -> Scorer:
+        """What scores models by the method's rule, on all clients."""
+        return Scorer(self.method, self.network, self.federation, self.map, self.settings)
 
     def evaluate(self) -> dict[str, Any]:
         """Scores of the method's own models as they stand, as an entry of the history holds them; nothing is kept."""
