@@ -100,7 +100,7 @@ def envelope() -> Figure:
         "θ: what w's office\nsettles for",
         (theta[best], loss(theta[best])),
         (-1.1, 2.2),
-        arrowprops={"arrowstyle": "->"},
+        arrowprops={"arrowstyle": "->", "color": INK},
     )
     axis.annotate("F(w)", (start, tied(start).min()), (2.12, 0.55))
     axis.set(xlabel="one parameter", ylabel="loss", ylim=(-0.4, 4.2), xlim=(-3.2, 3.4))
@@ -130,8 +130,15 @@ def jensen() -> Figure:
         weight="bold",
         arrowprops={"arrowstyle": "->", "color": "#D55E00"},
     )
-    axis.annotate("log of the mean", (middle, np.log(middle)), (0.27, 0.05), arrowprops={"arrowstyle": "->"})
-    axis.annotate("mean of the logs", (middle, chord), (0.56, -2.1), arrowprops={"arrowstyle": "->"})
+    axis.annotate(
+        "log of the mean",
+        (middle, np.log(middle)),
+        (0.27, 0.05),
+        arrowprops={"arrowstyle": "->", "color": INK},
+    )
+    axis.annotate(
+        "mean of the logs", (middle, chord), (0.56, -2.1), arrowprops={"arrowstyle": "->", "color": INK}
+    )
     axis.set(xlabel="probability of the right label", ylabel="logarithm", ylim=(-3.2, 0.5), xlim=(0, 1.02))
     axis.legend(loc="lower right")
     return figure
