@@ -30,7 +30,7 @@ what is blue is the same for all, and what has an office's color is that office'
 :alt: {count} small cards in rows, one per method. Each card is repeated in the glossary, with words for what it shows.
 :class: dark-light
 
-All methods on one sheet. What to see: from left to right and from top to bottom, less and less is the same for all. Open
+All methods on one sheet. What to see: how much of a card is blue, how much has an office's color, and how much is hatched. Open
 {{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
 ```
 
@@ -116,7 +116,7 @@ def cells(chapter: str) -> Iterator[tuple[str, str, str | None]]:
 
 def figure(name: str, idea: ideas.Idea) -> str:
     """The picture of an idea in a page."""
-    options = f":name: fig-idea-{name}\n:alt: {idea.alt}\n:class: dark-light\n:width: 46rem"
+    options = f":name: fig-idea-{name}\n:alt: {idea.alt}\n:class: dark-light\n:width: 100%"
     return f"```{{figure}} figures/ideas/idea-{name}.svg\n{options}\n\n{idea.caption}\n```"
 
 

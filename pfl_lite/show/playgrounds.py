@@ -11,6 +11,7 @@ import numpy as np
 from pfl_lite.data.images import load
 from pfl_lite.errors import unknown
 from pfl_lite.show.offices import OFFICES
+from pfl_lite.show.plots import METHOD_COLOURS
 
 PLAYGROUNDS: dict[str, str] = {
     "server": "Be the server",
@@ -34,6 +35,8 @@ def playground(kind: str) -> str:
     record: dict[str, object] = {
         "offices": [{"name": one.name, "colour": one.colour, "dark": one.dark} for one in OFFICES]
     }
+    if kind == "federation":
+        record["methods"] = METHOD_COLOURS
     if kind in _NEEDS_DIGITS:
         record["pool"] = digits()
     folder = resources.files("pfl_lite") / "static"

@@ -63,7 +63,7 @@
       const good = guess === truth.kind;
       right += good;
       root.querySelectorAll("[data-kind-of]").forEach((button) => { button.disabled = button.dataset.kindOf !== truth.kind; });
-      part(".feedback").innerHTML = `<p class="said ${good ? "right" : "wrong"}"><b>${good ? "Right." : `No: ${KINDS[truth.kind].name}.`}</b> ${WHY[truth.kind](truth.strength)}</p>`;
+      part(".feedback").innerHTML = `<p class="said ${good ? "right" : "wrong"}"><b>${good ? "Right." : `No, ${KINDS[truth.kind].name.split(":")[0]}.`}</b> ${WHY[truth.kind](truth.strength)}</p>`;
       score();
       part("[name=next]").focus();
     });

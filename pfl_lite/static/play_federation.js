@@ -4,17 +4,15 @@
   if (typeof document === "undefined") return;
   const { METHODS, learner, drawn, weights } = pflPlay;
   const { KINDS, PIXELS, SIDE, CLASSES, unpack, deal } = pflOffices;
-  const { dot, line, slider, mail, player, start } = pflFrame;
+  const { dot, line, lit, slider, mail, player, start } = pflFrame;
   const [HIDDEN, ROUNDS] = [16, 20];
   const NAMES = { local: "Local", fedavg: "FedAvg", pfl_ft: "fine-tuning", fedper: "FedPer", ditto: "Ditto", ifca: "IFCA", pfedmb: "pFedMB" };
-  const COLOURS = { local: ["#6E6E6E", "#9AA3AD"], fedavg: ["#0072B2", "#56B4E9"], pfl_ft: ["#004BE1", "#7AA2FF"], fedper: ["#009E73", "#2BC49A"],
-    ditto: ["#117733", "#7BC47F"], ifca: ["#CC79A7", "#E39CC3"], pfedmb: ["#D55E00", "#F2803A"] };
   const shape = { pixels: PIXELS, hidden: HIDDEN, classes: CLASSES };
   const P = weights(PIXELS, HIDDEN, CLASSES);
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
   const percent = (share) => Math.round(100 * share);
 
-  function build(root, part, { offices, pool: packed }) {
+  function build(root, part, { offices, methods, pool: packed }) {
     const pool = unpack(packed);
     const kinds = Object.entries(KINDS).map(([value, { name }]) => `<option value="${value}">${name}</option>`).join("");
     root.innerHTML = part("script").outerHTML + `<form><div class="sliders"><label><span>what differs</span>
@@ -91,7 +89,7 @@
       ends.forEach((one, n) => { one.label = n ? Math.max(one.at, ends[n - 1].label + size + 2) : Math.max(one.at, 24); });
       const over = Math.max(ends[ends.length - 1].label - (high - 20), 0);
       ends.forEach((one) => { one.label -= over; });
-      const shade = (name) => COLOURS[name][document.documentElement.dataset.theme === "dark" ? 1 : 0];
+      const shade = (name) => lit(methods[name]);
       for (const { name, label, at: end } of ends) {
         const path = curves[name].map(({ accuracy }, t) => `${x(t).toFixed(1)},${y(mean(accuracy)).toFixed(1)}`).join(" ");
         parts.push(`<polyline points="${path}" fill="none" stroke="${shade(name)}" stroke-width="2.5"/>`);

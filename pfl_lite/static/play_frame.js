@@ -7,8 +7,11 @@
   const dark = () => document.documentElement.dataset.theme === "dark" || document.body.dataset.jpThemeLight === "false";
   // The color of an office for lines on the page's ground, and the one for words on its own color.
   const line = (office) => (dark() ? office.dark : office.colour);
+  const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  // The color of a method: on a dark ground half-way to white.
+  const lit = (colour) => (dark() ? `rgb(${channels(colour).map((value) => Math.round((value + 255) / 2)).join(",")})` : colour);
   function inkOn(colour) {
-    const [r, g, b] = [1, 3, 5].map((at) => (parseInt(colour.slice(at, at + 2), 16) / 255) ** 2.2);
+    const [r, g, b] = channels(colour).map((value) => (value / 255) ** 2.2);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111111" : "#ffffff";
   }
   const dot = ({ name, colour }) =>
@@ -25,10 +28,10 @@
   // Images of an office with the labels that it gives them.
   function mail(list, offices, dealt, places, { pixels: PIXELS, side }, amount = 5) {
     list.innerHTML = places.map((i) => {
-      const { name, colour } = offices[i];
+      const { name } = offices[i];
       const labels = dealt[i].train.y.slice(0, amount);
       const some = labels.map((label) => `<div><canvas width="${side}" height="${side}" aria-hidden="true"></canvas>${label}</div>`).join("");
-      return `<li style="border-left-color:${colour}"><b><span>${name}</span><small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
+      return `<li style="border-left-color:${line(offices[i])}"><b><span>${name}</span><small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
         `<div class="letters" role="img" aria-label="${safe(name)} reads ${labels.join(", ")}">${some}</div></li>`;
     }).join("");
     [...list.children].forEach((item, n) => item.querySelectorAll("canvas").forEach((canvas, place) => {
@@ -77,5 +80,5 @@
     setTimeout(find, 300); // JupyterLab runs the script of an output before the output is on the page
   }
 
-  globalThis.pflFrame = { line, inkOn, dot, slider, chips, mail, player, start };
+  globalThis.pflFrame = { line, lit, inkOn, dot, slider, chips, mail, player, start };
 })();
