@@ -135,7 +135,7 @@
   }
 
   const SLIDERS = [ // name, label, smallest, largest, step, start; alpha is set by its decimal logarithm
-    ["alpha", "alpha", -1.3, 2, 0.05, -0.4],
+    ["alpha", "a, concentration", -1.3, 2, 0.05, -0.4],
     ["k", "classes a client, k", 1, 20, 1, 2],
     ["clients", "clients", 2, 30, 1, 12],
     ["classes", "classes", 2, 20, 1, 10],
@@ -147,7 +147,7 @@
       `<label data-row="${name}"><span>${label} <output></output></span><input type="range" name="${name}" ` +
       `min="${min}" max="${max}" step="${step}" value="${value}"></label>`;
     root.innerHTML = '<form><label><span>partition</span><select name="kind"><option value="dirichlet">' +
-      'Dirichlet(alpha)</option><option value="classes">k classes a client</option></select></label>' +
+      'Dirichlet(a)</option><option value="classes">k classes a client</option></select></label>' +
       SLIDERS.map(slider).join("") +
       '</form><dl></dl><p class="spoken" role="status"></p><div class="picture"></div>';
     const input = (name) => part(`[name="${name}"]`);
