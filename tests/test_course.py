@@ -88,6 +88,16 @@ def test_students_learn_what_to_install(course: Path) -> None:
     assert (course / "student" / package).read_bytes() == b"a package"
 
 
+@pytest.mark.parametrize(
+    "edition", ["student", "instructor", f"grading/source/{ONE}", f"grading/release/{ONE}"]
+)
+def test_pictures_lie_beside_the_notebook(course: Path, edition: str) -> None:
+    text = "\n".join(cell.source for cell in cells(course / edition / f"{ONE}.ipynb").values())
+    shown = set(re.findall(r"\]\((figures/[^)]+)\)", text))
+    assert "figures/cards/card-fedavg.svg" in shown
+    assert all((course / edition / name).is_file() for name in shown)
+
+
 def test_instructors_get_every_solution(course: Path) -> None:
     made = cells(course / f"instructor/{ONE}.ipynb")
     for name, cell in cells(ROOT / f"book/{ONE}.ipynb").items():
@@ -110,6 +120,12 @@ def test_editions_hold_no_directive_of_the_book(text_tools: ModuleType) -> None:
     ]
     assert not left, left
     assert writer.labels["ex-om-keep"] == "exercise 3.3" and writer.labels["eq-om-fedper"] == "(3.3)"
+    picture = "```{figure} figures/ideas/a.svg\n:name: fig-idea-envelope\n:alt: A V.\n\nSee {eq}`eq-om-fedper`.\n```"
+    assert writer.plain(picture) == "![A V.](figures/ideas/a.svg)\n\n**Figure 6.2.** See (3.3)."
+    assert (
+        writer.plain("::::{grid} 1 1 2 2\n:gutter: 2\n\n:::{grid-item}\n![a](b.svg)\n:::\n::::").strip()
+        == "![a](b.svg)"
+    )
     assert writer.plain("{cite:t}`mcmahan2017fedavg`") == "McMahan et al. (2017)"
     assert writer.plain("see {eq}`eq-om-fedper` in [one](one-model-or-many)") == (
         "see (3.3) in [one](one-model-or-many.ipynb)"

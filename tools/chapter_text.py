@@ -124,12 +124,10 @@ class Writer:
 
         for cell in chapter.notebook.cells:
             if cell.cell_type == "markdown":
-                marks = (
-                    r"^\$\$ *\(([\w-]+)\)|^```\{math\}\n:label: *(\S+)|^```\{table\}.*\n(?::name: *(\S+))?"
-                )
+                marks = r"^\$\$ *\(([\w-]+)\)|^```\{math\}\n:label: *(\S+)|^```\{(table|figure)\}.*\n(?::name: *(\S+))?"
                 for found in re.finditer(marks, cell.source, re.MULTILINE):
-                    if found[0].startswith("```{table}"):
-                        note("table", found[3], "Table {}")
+                    if found[3]:
+                        note(found[3], found[4], f"{found[3].capitalize()} {{}}")
                     else:
                         note("equation", found[1] or found[2], "({})")
             elif figure := cell.metadata.get("mystnb", {}).get("figure"):
@@ -179,6 +177,14 @@ class Writer:
             text,
             flags=re.MULTILINE | re.DOTALL,
         )
+        text = re.sub(
+            r"^```\{figure\} *(\S+)\n((?::[^\n]*\n)*)(.*?)\n```$",
+            self._picture,
+            text,
+            flags=re.MULTILINE | re.DOTALL,
+        )
+        # Cards side by side become cards one below the other.
+        text = re.sub(r"^::::?(\{grid.*\n(:gutter:.*\n)?|$\n?)", "", text, flags=re.MULTILINE)
         text = re.sub(r"\{(cite(?::[tp])?|eq|numref|ref|doc)\}`([^`]+)`", self._role, text)
         return re.sub(r"(?<!!)\[([^\]]+)\]\(([\w-]+)\)", self._link, text)
 
@@ -191,6 +197,11 @@ class Writer:
     def _table(self, found: re.Match[str]) -> str:
         name = re.search(r":name: *(\S+)", found[2])
         return f"*{self.labels[name[1]] if name else 'Table'}. {found[1]}*\n\n{found[3].strip()}"
+
+    def _picture(self, found: re.Match[str]) -> str:
+        name, words = (re.search(rf":{option}: *(.+)", found[2]) for option in ("name", "alt"))
+        number = f"**{self.labels[name[1]]}.** " if name else ""
+        return f"![{words[1] if words else ''}]({found[1]})\n\n{number}{found[3].strip()}"
 
     def _role(self, found: re.Match[str]) -> str:
         role, target = found[1], found[2]

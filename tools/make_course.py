@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -189,6 +190,12 @@ A cell that is not answered yet raises `NotImplementedError`; *Run all* goes on 
 """
 
 
+def pictures(chapter: Chapter) -> set[str]:
+    """The files of pictures that the text of a chapter shows, from the book's folder."""
+    texts = [cell.source for cell in chapter.notebook.cells if cell.cell_type == "markdown"]
+    return {name for text in texts for name in re.findall(r"\bfigures/[\w./-]+\.svg", text)}
+
+
 def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None:
     """Write everything for the named chapters into `output`, replacing what is there; with the package as a wheel, if given."""
     writer = Writer(book)
@@ -208,6 +215,10 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
         source = grading / "source" / chapter.name
         source.mkdir(parents=True)
         nbformat.write(edition(chapter, writer, solved=False), source / f"{chapter.name}.ipynb")
+        for name in pictures(chapter):
+            for folder in (source, student, instructor):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(book / name, folder / name)
         release(grading, chapter.name)
         shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
