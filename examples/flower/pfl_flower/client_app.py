@@ -66,11 +66,24 @@ class Node:
             return self.sim.clients
         return {k: rows.index_copy(0, self.ids, own[k][None]) for k, rows in self.sim.clients.items()}
 
-    def mapped(self, function: Any, rows: dict[str, Tensor], number: int) -> tuple[dict[str, Tensor], ...]:
-        """What a function of (what was received, state, work) answers for this client."""
-        received = unpacked(self.message.content.array_records["down"])
+    def mapped(
+        self, function: Any, rows: dict[str, Tensor], number: int, part: str = "down"
+    ) -> tuple[dict[str, Tensor], ...]:
+        """What a function of (what was received in a part of the message, state, work) answers for this client."""
+        received = unpacked(self.message.content.array_records[part])
         answers = self.sim.map(function, received, rows, self.ids, number, self.sim.settings)
         return tuple({name: rows[0] for name, rows in answer.items()} for answer in answers)
+
+    def adapted(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The states after this client, which has never taken part, has done what the method asks of a newcomer."""
+        method = self.sim.method
+        (own,) = self.mapped(
+            lambda down, client, work: (method.adapt_newcomer(down, client, work),),
+            rows,
+            self.number + 1,
+            "newcomer",
+        )
+        return {k: many.index_copy(0, self.ids, own[k][None]) for k, many in rows.items()}
 
     def reply(self, records: dict[str, Any]) -> Message:
         about = {"client": self.id, "series": self.series, "round": self.number}
@@ -81,6 +94,14 @@ class Node:
 def who(message: Message, context: Context) -> Message:
     """Which client this node is, and which run it would take part in."""
     return Node(message, context).reply({})
+
+
+@app.query("choose")
+def choose(message: Message, context: Context) -> Message:
+    """What a newcomer asks the server for, such as the number of the cluster it prefers: whole numbers, never a model."""
+    node = Node(message, context)
+    own = {k: rows[node.id] for k, rows in node.adapted(node.rows()).items()}
+    return node.reply({"choice": packed({k: t for k, t in own.items() if not t.is_floating_point()})})
 
 
 @app.train()
@@ -99,12 +120,8 @@ def evaluate(message: Message, context: Context) -> Message:
     """Score the client's personal model on its own test images; a client that never took part first does what its method asks."""
     node = Node(message, context)
     sim, rows = node.sim, node.rows()
-    if node.own() is None:
-        # what a newcomer does is not kept
-        (arrived,) = node.mapped(
-            lambda down, client, work: (sim.method.arrive(down, client, work),), rows, node.number + 1
-        )
-        rows = {k: many.index_copy(0, node.ids, arrived[k][None]) for k, many in rows.items()}
+    if node.own() is None and "newcomer" in message.content.array_records:
+        rows = node.adapted(rows)  # what a newcomer does is not kept
 
     def scored(down: Any, client: Any, work: Any) -> tuple[dict[str, Tensor]]:
         model = sim.method.personal(down, client, work)

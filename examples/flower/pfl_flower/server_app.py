@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfl_flower.shared import packed, series, simulation, unpacked, wire_bytes
 from pfl_lite.engine.simulation import Simulation
-from pfl_lite.methods.base import Round
+from pfl_lite.methods.base import Round, Sequential, select
 
 app = ServerApp()
 WAIT_SECONDS = 3600.0
@@ -35,6 +35,8 @@ class Methodical(Strategy):
         self.server: dict[str, Tensor] = sim.server
         self.history: list[dict[str, Any]] = []
         self.ids: list[int] = []
+        self.seen: set[int] = set()  # who has ever taken part
+        self.choices: dict[int, dict[str, Tensor]] = {}  # what newcomers ask for
         self.waiting: list[Message] = []  # replies of clients that worked one after another
         self.nodes = self.find_nodes(grid)
 
@@ -68,11 +70,14 @@ class Methodical(Strategy):
             time.sleep(1)
 
     def message(self, kind: str, client: int, server: dict[str, Tensor], number: int) -> Message:
-        down = packed(self.method.download(server, {}, client))
-        about = ConfigRecord({"series": self.series, "round": number})
-        return Message(
-            RecordDict({"down": down, "run": about}), dst_node_id=self.nodes[client], message_type=kind
-        )
+        client_row = select(self.sim.clients, client) | self.choices.get(
+            client, {}
+        )  # its start, and what it asked for
+        content: dict[str, Any] = {"down": packed(self.method.download(server, client_row, client))}
+        if kind != "train" and client not in self.seen:
+            content["newcomer"] = packed(self.method.download_newcomer(server, client_row, client))
+        content["run"] = ConfigRecord({"series": self.series, "round": number})
+        return Message(RecordDict(content), dst_node_id=self.nodes[client], message_type=kind)
 
     # ---- training -------------------------------------------------------------------------------------------------
 
@@ -81,7 +86,7 @@ class Methodical(Strategy):
     ) -> Iterable[Message]:
         self.ids = self.sim.sample(server_round).tolist()
         here = [i for i in self.ids if i in self.nodes]
-        if self.method.in_turns:
+        if isinstance(self.method, Sequential) and self.method.in_turns:
             self.waiting = self.one_after_another(server_round, here, grid)
             return []
         messages = [self.message("train", i, self.server, server_round) for i in here]
@@ -100,7 +105,7 @@ class Methodical(Strategy):
                 replies.append(reply)
                 if not reply.has_error():
                     upload = unpacked(reply.content.array_records["up"])
-                    passed_on = self.method.relay(self.server, upload)
+                    passed_on = self.method.hand_over(self.server, upload)
         return replies
 
     def answers(self, number: int, replies: Iterable[Message]) -> dict[int, Message]:
@@ -132,6 +137,7 @@ class Methodical(Strategy):
             log(WARNING, "round %s goes on without clients %s", server_round, missing)
         if not found:
             return None, None
+        self.seen |= found.keys()
         records = [reply.content.array_records["up"] for reply in found.values()]
         entry |= {"bytes_down": self.down, "bytes_up": sum(map(wire_bytes, records))}
         uploads = [unpacked(record) for record in records]
@@ -153,7 +159,17 @@ class Methodical(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return [self.message("evaluate", i, self.server, server_round) for i in sorted(self.nodes)]
+        new = [i for i in sorted(self.nodes) if i not in self.seen]
+        self.choices = {}
+        if any(not rows.is_floating_point() for rows in self.sim.clients.values()):
+            asked = [self.message("query.choose", i, self.server, server_round) for i in new]
+            replies = self.answers(server_round, grid.send_and_receive(asked, timeout=self.timeout))
+            self.choices = {
+                i: unpacked(reply.content.array_records["choice"]) for i, reply in replies.items()
+            }
+        messages = [self.message("evaluate", i, self.server, server_round) for i in sorted(self.nodes)]
+        self.choices = {}
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         found = self.answers(server_round, replies)
