@@ -16,6 +16,7 @@ import yaml
 from bs4 import BeautifulSoup
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -407,11 +408,16 @@ def test_the_server_moves_by_keyboard_alone(driver: webdriver.Chrome, go: Callab
         before = numbers.text
         widget.find_element(By.CSS_SELECTOR, "[name=round]").send_keys(Keys.ENTER)
         assert numbers.text != before, f"{method.get_attribute('value')} stands still"
-    office = widget.find_element(By.CSS_SELECTOR, '[data-office="1"]')
-    named = office.get_attribute("aria-label")
-    office.send_keys(Keys.ARROW_LEFT)
-    moved = widget.find_element(By.CSS_SELECTOR, '[data-office="1"]')
-    assert moved.get_attribute("aria-label") != named and moved == driver.switch_to.active_element
+    widget.find_element(By.CSS_SELECTOR, "[name=again]").send_keys(
+        Keys.TAB + Keys.TAB
+    )  # to the second office
+    named = driver.switch_to.active_element.get_attribute("aria-label")
+    assert "Brookline" in str(named)
+    ActionChains(driver).send_keys(Keys.ARROW_LEFT).perform()
+    moved = driver.switch_to.active_element.get_attribute("aria-label")
+    assert moved != named and "Brookline" in str(moved), "it keeps the focus while it moves"
+    shadow = "return getComputedStyle(document.activeElement.querySelector('circle')).strokeWidth"
+    assert driver.execute_script(shadow) == "5px", "the focus is seen"
     for slider in widget.find_elements(By.CSS_SELECTOR, "input[type=range]"):
         if slider.is_displayed():
             before = shown_in(widget)

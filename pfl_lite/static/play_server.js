@@ -27,7 +27,7 @@
     root.innerHTML = script + `<form>${chips("method", "Your method", NAMES, "fedavg")}<p class="about"></p>
       <div class="buttons"><button type="button" class="main" name="round">Round</button><button type="button" name="play"></button>
       <button type="button" name="again">Start again</button></div>
-      <svg class="plane" viewBox="0 0 ${WIDE} ${HIGH}" role="group" aria-label="The plane of models"></svg><dl></dl>
+      <svg class="plane" tabindex="-1" viewBox="0 0 ${WIDE} ${HIGH}" role="group" aria-label="The plane of models"></svg><dl></dl>
       <p class="spoken" role="status"></p>
       <div class="sliders">${slider("steps", "local steps per round", { min: 1, max: 60, step: 1, value: 20 })}
       ${slider("mu", "μ, strength of the band", { min: 0, max: 3, step: 0.1, value: 0.5 })}
