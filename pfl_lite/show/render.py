@@ -43,8 +43,12 @@ def render(frame: pd.DataFrame, format: str = "text", digits: int = 2) -> str:
 def _grid(cells: pd.DataFrame, kind: str, **how: Any) -> str:
     if cells.empty:
         return ""
-    lines = tabulate(cells, "keys", kind, showindex=False, disable_numparse=True, **how).splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    return _aligned(cells, kind, headers="keys", showindex=False, **how)
+
+
+def _aligned(rows: Any, kind: str, **how: Any) -> str:
+    words: dict[str, Any] = {"disable_numparse": True, "break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(line.rstrip() for line in tabulate(rows, tablefmt=kind, **words, **how).splitlines())
 
 
 def written(value: object) -> str:
@@ -85,7 +89,7 @@ def render_verdicts(results: Sequence[ClaimResult]) -> str:
         number += "" if one.threshold is None else f"; threshold {one.threshold:g}"
         told = "\n".join(filter(None, [one.text, number, one.note]))
         rows.append([one.id, one.says, told])
-    return tabulate(rows, tablefmt="plain", maxcolwidths=[None, None, 68], disable_numparse=True) + "\n"
+    return _aligned(rows, "plain", maxcolwidths=[None, None, 68]) + "\n"
 
 
 def render_missing(found: Sequence[Missing]) -> str:
@@ -103,6 +107,4 @@ def render_missing(found: Sequence[Missing]) -> str:
 
 def listed(rows: Any) -> str:
     """Rows of words as aligned columns, without headings."""
-    return "\n".join(
-        line.rstrip() for line in tabulate(rows, tablefmt="plain", disable_numparse=True).splitlines()
-    )
+    return _aligned(rows, "plain")
