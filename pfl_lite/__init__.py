@@ -11,31 +11,43 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pfl_lite import methods
+    from pfl_lite.config import make_config
     from pfl_lite.data.federation import Federation, make_federation
     from pfl_lite.data.images import load
-    from pfl_lite.engine.report import load_model
-    from pfl_lite.engine.simulation import Simulation, run
+    from pfl_lite.engine.simulation import Simulation, load_model, run
     from pfl_lite.models import make_network
+    from pfl_lite.papers import get_experiment
+    from pfl_lite.results.ledger import Ledger
+    from pfl_lite.results.tables import table
+    from pfl_lite.results.verdicts import claims as verdicts
     from pfl_lite.show import plots
 
 _HOMES = {
-    "Federation": "pfl_lite.data.federation",
-    "make_federation": "pfl_lite.data.federation",
-    "load": "pfl_lite.data.images",
-    "Simulation": "pfl_lite.engine.simulation",
-    "load_model": "pfl_lite.engine.simulation",
-    "run": "pfl_lite.engine.simulation",
-    "make_network": "pfl_lite.models",
+    "Federation": "data.federation:Federation",
+    "Ledger": "results.ledger:Ledger",
+    "Simulation": "engine.simulation:Simulation",
+    "get_experiment": "papers:get_experiment",
+    "load": "data.images:load",
+    "load_model": "engine.simulation:load_model",
+    "make_config": "config:make_config",
+    "make_federation": "data.federation:make_federation",
+    "make_network": "models:make_network",
+    "methods": "methods",
+    "plots": "show.plots",
+    "run": "engine.simulation:run",
+    "table": "results.tables:table",
+    "verdicts": "results.verdicts:claims",
 }
-_MODULES = {"plots": "pfl_lite.show.plots"}
 __all__ = [
-    "Federation", "Simulation", "load", "load_model", "make_federation", "make_network", "plots", "run",
+    "Federation", "Ledger", "Simulation", "get_experiment", "load", "load_model", "make_config", "make_federation",
+    "make_network", "methods", "plots", "run", "table", "verdicts",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'pfl_lite' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, own = _HOMES[name].partition(":")
+    found = import_module(f"pfl_lite.{module}")
+    return getattr(found, own) if own else found

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,33 @@ from pfl_lite.errors import InputError, unknown
 
 LENGTHS = {"quick": 1, "full": 10}
 QUICK_IMAGES = 2000  # training images of a quick chapter, about as many as the embedded data have
+
+
+_ROOMS = {
+    "data.partition": "partition",
+    "engine.evaluate": "whole_test",
+    "engine.processes": "shares",
+    "engine.work": "epoch_orders part_of",
+    "methods.base": "Round flatten select unpack",
+    "methods.pfedmb": "project_onto_simplex",
+    "methods.weighted_mean": "weighted_mean",
+    "models": "NETWORKS NetworkSpec SmallCNN",
+    "models.modular": "held in_use safety_path through_blocks",
+    "models.multi_branch": "MultiBranch collapse",
+    "models.router": "Router",
+    "papers": "SCENARIOS members paper_tables",
+    "papers.statement": "paired",
+    "results.verdicts": "claims",
+    "seeds": "generator",
+}
+"""What chapters look inside of, by room: they import it from here, so that a room can be rebuilt behind them."""
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names.split():
+            return getattr(import_module(f"pfl_lite.{room}"), name)
+    raise AttributeError(f"module 'pfl_lite.chapter' has no attribute '{name}'")
 
 
 class Setting(NamedTuple):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 
+import pfl_lite
 from pfl_lite.chapter import Setting, setting, tell
 from pfl_lite.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 BOOK = Path(__file__).resolve().parent.parent / "book"
 LINE = re.compile(
@@ -159,3 +164,30 @@ def test_a_chapter_runs_on_other_data_with_its_line_changed() -> None:
     said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert "cifar10:0.1 on cpu" in said and "other than in the text: " in said
     assert said.count("by hand = imported") == 2  # what needs no particular data holds on noise, too
+
+
+def test_names_that_chapters_import_are_those_of_their_rooms() -> None:
+    from pfl_lite import chapter
+
+    for room, names in chapter._ROOMS.items():
+        for name in names.split():
+            assert getattr(chapter, name) is getattr(import_module(f"pfl_lite.{room}"), name)
+    for name in pfl_lite.__all__:
+        assert getattr(pfl_lite, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        chapter.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("chapter", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_chapter_opens_with_few_imports_of_the_package_and_all_of_them_are_there(chapter: Path) -> None:
+    cells = [
+        cell["source"] for cell in json.loads(chapter.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
+    found = [
+        re.findall(r"^from (pfl_lite\S*) import (\([^)]*\)|.*)$", "".join(cell), re.MULTILINE)
+        for cell in cells
+    ]
+    assert len(next((imports for imports in found if imports), [])) <= 6
+    for module, names in [one for imports in found for one in imports]:
+        for name in re.findall(r"(\w+)(?: as \w+)?", re.sub("#.*", "", names.strip("()"))):
+            assert hasattr(import_module(module), name) or import_module(f"{module}.{name}"), (module, name)
