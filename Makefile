@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test site pdf map course mutations lab lint format chapters reference colab environment clean distclean lock
+.PHONY: help book test check site pdf map course mutations lab lint format chapters reference colab environment clean distclean lock
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -48,6 +48,9 @@ test: environment ## unit and property tests, the site, and every chapter agains
 	@printf '\n== 2 of 2: every chapter runs and shows what is stored in it (nbval)\n'
 	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 300 \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(JOBS) --dist loadscope --durations 5 book/*.ipynb
+
+check: lint ## the inner loop: lint, types, and the tests that need no process, browser or notebook
+	$(QUIET) $(PY) -m pytest tests -m 'not slow' -q -n $(JOBS) --dist loadfile --durations 5
 
 mutations: environment ## break the methods one line at a time: does a test notice? (half an hour)
 	@$(PY) tools/check_mutations.py

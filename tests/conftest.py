@@ -25,6 +25,22 @@ settings.register_profile(
 settings.load_profile("book")
 
 
+SLOW = {
+    *("test_bench", "test_benchmarks", "test_measurements"),  # they time, or start other programs
+    *("test_browser", "test_site", "test_pdf", "test_course", "test_notebooks_executed", "test_your_own"),
+    *("test_cluster", "test_sweep", "test_search", "test_workers"),  # they start, kill and wait for processes
+    *("test_widgets", "test_chapter_setting", "test_cli"),  # node, kernels, and the whole command line
+}
+"""Files whose tests are all marked `slow`; a slow test in another file says so itself."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow files."""
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The folder of the repository."""
