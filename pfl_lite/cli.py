@@ -13,15 +13,12 @@ import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pfl_lite.errors import InputError
-
-if TYPE_CHECKING:
-    from pfl_lite.engine.simulation import Simulation
 
 
 class PoliteGroup(TyperGroup):
@@ -388,6 +385,7 @@ def run(
     from pfl_lite.engine.processes import over_processes
     from pfl_lite.engine.simulation import Simulation
     from pfl_lite.files import write_json
+    from pfl_lite.show.render import render_opening, render_report
 
     if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
         torch.set_num_threads(1)  # small networks are faster so
@@ -401,7 +399,7 @@ def run(
         context.find_root().obj = "the same command goes on from the last round"
         if checkpoint.exists():  # here too, so that a wrong one is refused before anything is said
             simulation.load(checkpoint)
-    typer.echo(opening(simulation), err=True)
+    typer.echo(render_opening(simulation), err=True)
     said = time.monotonic()
 
     def sign_of_life() -> bool:
@@ -413,7 +411,7 @@ def run(
 
     simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
-    typer.echo(summary(report, simulation.history.unseen))
+    typer.echo(render_report(report, simulation.history.unseen))
     if out is not None:
         write_json(out, report)
         typer.echo(f"wrote {out}")
@@ -427,50 +425,6 @@ def tell(message: object, *_: object, **__: object) -> None:
     from tqdm import tqdm
 
     tqdm.write(f"pfl-lite: {message}", file=sys.stderr)
-
-
-def opening(simulation: Simulation) -> str:
-    """What is about to be trained, in a line."""
-    config, data = simulation.config, simulation.federation
-    begun = f"; goes on from the checkpoint's round {simulation.round}" if simulation.round else ""
-    return (
-        f"{config.method.name}: {config.data} over {len(data)} clients by {config.partition}, "
-        f"{int(data.train_sizes.sum()):,} training images; {config.model} of {simulation.network.parameters:,} "
-        f"parameters; rounds {config.rounds}, local epochs {config.epochs}, {config.device}{begun}"
-    )
-
-
-def summary(report: dict[str, Any], unseen: list[int]) -> str:
-    """A finished run in a few lines; `unseen` are the clients that were held out of it."""
-    last = report["rounds"][-1]
-    names = {"personal": "personal models", "global": "global model", "tuned": "after fine-tuning"}
-    # clients without test images have no score
-    tested = {i for i, images in enumerate(report["final"]["test_size"]) if images}
-    lines = [f"{report['method']}, round {last['round']}, means over {len(tested - {*unseen})} clients:"]
-    lines += score_lines(last, "", names)
-    if newcomers := score_lines(last, "unseen_", names):
-        lines += [f"  newcomers, means over {len(tested & {*unseen})} clients:", *newcomers]
-    for key, scores in last.get("whole_test", {}).items():
-        both = [
-            f"{name.replace('_', ' ')} {100 * scores[name]:6.2f} %" for name in ("global_test", "local_test")
-        ]
-        lines.append(f"  {names[key]:<18} on all test images: {', '.join(both)}")
-    lines.append(
-        f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
-        f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
-    )
-    return "\n".join(lines)
-
-
-def score_lines(entry: dict[str, Any], prefix: str, names: dict[str, str]) -> list[str]:
-    """A line for every kind of model (key -> title in `names`) that a round has scored, on clients by the `prefix`."""
-    lines = []
-    for key, title in names.items():
-        accuracy, loss = (entry.get(f"{prefix}{key}_{quantity}") for quantity in ("accuracy", "loss"))
-        if accuracy is not None:
-            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
-            lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f} %   loss {shown}")
-    return lines
 
 
 def parse_budget(text: str) -> float:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, crossed, paper_tables, printed
+from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, paper_tables, printed
 from pfl_lite.papers.statement import (
     ClaimResult,
     Link,
@@ -146,8 +146,7 @@ def fedmn_table2(name: str) -> Experiment:
             arm("fedprox", "FedProx", "FedProx"),
             Arm(
                 *("pfl_ft", "pfl_ft", "FedAvg+", tuned.paper, (), {"ft_epochs": 1}),
-                rates_of="fedavg",
-                trained_by="fedavg",
+                source=Source("fedavg", "training"),
             ),
             arm("cfl", "ClusteredFL", "ClusteredFL", {"warmup": 3}),
             arm("pfedme", called, "pFedMe", method=nearest),
@@ -273,7 +272,7 @@ def fedmn_fig2(name: str) -> Experiment:
             *(f"fedavg-{depth}", "fedavg", f"FedAvg, {depth} layers", None),
             RATES if depth == 8 else (),
             {"model": f"mlp256x{depth}"},
-            rates_of=None if depth == 8 else "fedavg-8",
+            source=None if depth == 8 else Source("fedavg-8"),
         )
         for depth in FIG2_BLOCKS
     ]
@@ -284,7 +283,7 @@ def fedmn_fig2(name: str) -> Experiment:
                 Arm(
                     *(key, "fedmn", f"FedMN [{blocks}], {depth} blocks", None, RATES if key == first else ()),
                     linear | {"blocks": blocks},
-                    rates_of=None if key == first else first,
+                    source=None if key == first else Source(first),
                 )
             )
     deviations = (

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, crossed, printed
+from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, printed
 from pfl_lite.papers.statement import (
     Array,
     ClaimResult,
@@ -133,7 +133,7 @@ def table1_arms(plain: Settings, branched: Settings) -> tuple[Arm, ...]:
             printed("pFedMB", "I", "pFedMB w/o alpha-weighted avg"),
             (),
             settings=SHARED_ALPHA | {"aggregation": "plain"},
-            rates_of="pfedmb",
+            source=Source("pfedmb"),
         ),
         Arm(
             "pfedmb",
@@ -310,8 +310,7 @@ def pfedmb_branches(setting: str) -> Experiment:
                 shown if number == best else None,
                 (),
                 {"branches": number} | branched,
-                rates_of="pfedmb",
-                run_of=base.name if number == best else None,
+                source=Source("pfedmb", "run", base.name) if number == best else Source("pfedmb"),
             )
             for number in sorted({*candidates, best})
         )

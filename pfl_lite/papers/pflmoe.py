@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_lite.papers.experiment import Arm, Experiment, printed
+from pfl_lite.papers.experiment import Arm, Experiment, Source, printed
 from pfl_lite.papers.statement import (
     Link,
     ahead,
@@ -51,8 +51,8 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
             else printed("PFL-MoE", table, paper, f"alpha={alpha}", dataset=dataset, model=network)
             for measure, table in (("local_test", "I"), ("global_test", "II"))
         }
-        heir = None if method in ("local", "fedavg") else "fedavg"
-        return Arm(key, method, label, papers["local_test"], (), settings, trained_by=heir, papers=papers)
+        source = None if method in ("local", "fedavg") else Source("fedavg", "training")
+        return Arm(key, method, label, papers["local_test"], (), settings, source=source, papers=papers)
 
     augmented = data != "fashion_mnist"
     tuning = MOE_TUNING | {"ft_lr": 0.005 if model == "vgg16" else 0.001}

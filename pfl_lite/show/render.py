@@ -1,11 +1,11 @@
-"""Tables, verdicts and lists as text, Markdown or CSV."""
+"""Tables, verdicts, lists and finished runs as text, Markdown or CSV."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from tabulate import tabulate
@@ -13,6 +13,9 @@ from tabulate import tabulate
 from pfl_lite.errors import unknown
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.audit import Missing
+
+if TYPE_CHECKING:
+    from pfl_lite.engine.simulation import Simulation
 
 FORMATS = ("text", "markdown", "csv")
 WIDTH, LAST = 120, 60  # characters of a note, and of the last column, before they are wrapped
@@ -108,3 +111,47 @@ def render_missing(found: Sequence[Missing]) -> str:
 def listed(rows: Any) -> str:
     """Rows of words as aligned columns, without headings."""
     return _aligned(rows, "plain")
+
+
+def render_opening(simulation: Simulation) -> str:
+    """What is about to be trained, in a line."""
+    config, data = simulation.config, simulation.federation
+    begun = f"; goes on from the checkpoint's round {simulation.round}" if simulation.round else ""
+    return (
+        f"{config.method.name}: {config.data} over {len(data)} clients by {config.partition}, "
+        f"{int(data.train_sizes.sum()):,} training images; {config.model} of {simulation.network.parameters:,} "
+        f"parameters; rounds {config.rounds}, local epochs {config.epochs}, {config.device}{begun}"
+    )
+
+
+def render_report(report: dict[str, Any], unseen: list[int]) -> str:
+    """A finished run in a few lines; `unseen` are the clients that were held out of it."""
+    last = report["rounds"][-1]
+    names = {"personal": "personal models", "global": "global model", "tuned": "after fine-tuning"}
+    # clients without test images have no score
+    tested = {i for i, images in enumerate(report["final"]["test_size"]) if images}
+    lines = [f"{report['method']}, round {last['round']}, means over {len(tested - {*unseen})} clients:"]
+    lines += _scores(last, "", names)
+    if newcomers := _scores(last, "unseen_", names):
+        lines += [f"  newcomers, means over {len(tested & {*unseen})} clients:", *newcomers]
+    for key, scores in last.get("whole_test", {}).items():
+        both = [
+            f"{name.replace('_', ' ')} {100 * scores[name]:6.2f} %" for name in ("global_test", "local_test")
+        ]
+        lines.append(f"  {names[key]:<18} on all test images: {', '.join(both)}")
+    lines.append(
+        f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
+        f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
+    )
+    return "\n".join(lines)
+
+
+def _scores(entry: dict[str, Any], prefix: str, names: dict[str, str]) -> list[str]:
+    """A line for every kind of model (key -> title in `names`) that a round has scored, on clients by the `prefix`."""
+    lines = []
+    for key, title in names.items():
+        accuracy, loss = (entry.get(f"{prefix}{key}_{quantity}") for quantity in ("accuracy", "loss"))
+        if accuracy is not None:
+            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
+            lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f} %   loss {shown}")
+    return lines
