@@ -175,7 +175,7 @@ def check_apart(**paths: Path | None) -> None:
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="explain this method's settings")] = None,
+    name: str | None = typer.Argument(None, help="explain this method's settings"),
 ) -> None:
     """List the methods with their hyper-parameters and defaults, or explain one method.
 
@@ -260,19 +260,15 @@ def experiments() -> None:
 @app.command(cls=PartitionCommand)
 @with_settings("data", "partition", "clients", "split", "seed")
 def partition(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False,
-            help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client "
-            "sees other labels, group where the partition makes groups, images, how many there are for training and "
-            "testing, and labels, a digest of theirs",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="picture of class x client counts (.png, .svg, .pdf)"),
-    ] = None,
+    out: Path | None = typer.Option(
+        None,
+        dir_okay=False,
+        help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client sees other "
+        "labels, group where there are groups, images, how many there are, and labels, a digest of theirs",
+    ),
+    plot: Path | None = typer.Option(
+        None, dir_okay=False, help="picture of class x client counts (.png, .svg, .pdf)"
+    ),
     force: Force = False,
     **settings: Any,
 ) -> None:
@@ -331,29 +327,20 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 @with_settings()
 def run(
     context: typer.Context,
-    method: Annotated[str, typer.Argument(help="a method (see `pfl-lite methods`)")],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="name=value: a hyper-parameter of the method")
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(help="processes that share out a round's clients, one thread each; same numbers")
-    ] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help=".json with every round and the clients' final numbers"),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, help="continue from this file, and keep it up to date after every round"
-        ),
-    ] = None,
+    method: str = typer.Argument(..., help="a method (see `pfl-lite methods`)"),
+    set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
+    workers: int = typer.Option(
+        1, help="processes that share out a round's clients, one thread each; same numbers"
+    ),
+    out: Path | None = typer.Option(
+        None, dir_okay=False, help=".json with every round and the clients' final numbers"
+    ),
+    save: Path | None = typer.Option(
+        None, dir_okay=False, help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
+    ),
+    checkpoint: Path | None = typer.Option(
+        None, dir_okay=False, help="continue from this file, and keep it up to date after every round"
+    ),
     force: Force = False,
     **settings: Any,
 ) -> None:
@@ -443,27 +430,19 @@ def parse_budget(text: str) -> float:
 def reproduce(
     experiment: Experiment,
     budget_name: BudgetName = "small",
-    methods: Annotated[str | None, typer.Option(help="rows to train, separated by commas [all]")] = None,
-    seeds: Annotated[str | None, typer.Option(help="seeds, separated by commas [the protocol's]")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="fewer rounds than the protocol's; the table says so")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"),
-    ] = None,
-    budget: Annotated[str | None, typer.Option(help="start no new round after this time, e.g. 30m")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
-    tf32: Annotated[bool, typer.Option(help="products on a GPU in TF32, or exact ones")] = True,
-    ledger: Annotated[
-        Path | None, typer.Option(file_okay=False, help="folder of the results [data/results]")
-    ] = None,
+    methods: str | None = typer.Option(None, help="rows to train, separated by commas [all]"),
+    seeds: str | None = typer.Option(None, help="seeds, separated by commas [the protocol's]"),
+    rounds: int | None = typer.Option(None, help="fewer rounds than the protocol's; the table says so"),
+    workers: int | None = typer.Option(
+        None, help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
+    ),
+    scheduler: str | None = typer.Option(
+        None, help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"
+    ),
+    budget: str | None = typer.Option(None, help="start no new round after this time, e.g. 30m"),
+    device: str = typer.Option("auto", help="cpu, cuda or auto"),
+    tf32: bool = typer.Option(True, help="products on a GPU in TF32, or exact ones"),
+    ledger: Path | None = typer.Option(None, file_okay=False, help="folder of the results [data/results]"),
 ) -> None:
     """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
 
@@ -519,7 +498,7 @@ def reproduce(
 def table(
     experiment: Experiment,
     budget_name: BudgetName = "small",
-    format: Annotated[str, typer.Option(help="text, markdown or csv (one for all of a group)")] = "text",
+    format: str = typer.Option("text", help="text, markdown or csv (one for all of a group)"),
     ledger: StoredResults = None,
 ) -> None:
     """Print a paper's table beside ours, or the numbers that a figure draws, from the ledger.
@@ -545,9 +524,9 @@ def table(
 
 @app.command()
 def claims(
-    experiment: Annotated[
-        str | None, typer.Argument(help="an experiment, a group of them, or a claim, e.g. B1 [all]")
-    ] = None,
+    experiment: str | None = typer.Argument(
+        None, help="an experiment, a group of them, or a claim, e.g. B1 [all]"
+    ),
     budget_name: BudgetName = "small",
     ledger: StoredResults = None,
 ) -> None:
@@ -623,8 +602,8 @@ def ledger_missing(
 
 @app.command()
 def notebooks(
-    folder: Annotated[Path, typer.Argument(help="folder to copy the chapters to; made if it is not there")],
-    force: Annotated[bool, typer.Option("--force", help="replace chapters that are there already")] = False,
+    folder: Path = typer.Argument(..., help="folder to copy the chapters to; made if it is not there"),
+    force: bool = typer.Option(False, "--force", help="replace chapters that are there already"),
 ) -> None:
     """Copy the chapters of the book, to be run and changed: they come with the package.
 
