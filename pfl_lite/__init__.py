@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from pfl_lite.config import make_config
     from pfl_lite.data.federation import Federation, make_federation
     from pfl_lite.data.images import load
-    from pfl_lite.engine.simulation import Simulation, load_model, run
+    from pfl_lite.engine.report import load_model
+    from pfl_lite.engine.simulation import Simulation, run
     from pfl_lite.models import make_network
     from pfl_lite.papers import get_experiment
     from pfl_lite.results.ledger import Ledger
@@ -29,7 +30,7 @@ _HOMES = {
     "Simulation": "engine.simulation:Simulation",
     "get_experiment": "papers:get_experiment",
     "load": "data.images:load",
-    "load_model": "engine.simulation:load_model",
+    "load_model": "engine.report:load_model",
     "make_config": "config:make_config",
     "make_federation": "data.federation:make_federation",
     "make_network": "models:make_network",
