@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pfl_lite.show import ideas
+import draw_ideas as ideas
+
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 from pfl_lite.show.plots import METHOD_LABELS
