@@ -210,11 +210,13 @@ class RunConfig:
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the settings, also of its method, that came later: at their defaults, as the run was made."""
+    """A stored configuration with the settings, also of its method, that came later: at their defaults, or as it was `before`."""
     filled = {f.name: f.default for f in fields(RunConfig) if f.name != "method"} | stored
     own = stored.get("method", {})
     kind = METHODS.get(own.get("name", ""))
-    return filled if kind is None else filled | {"method": {f.name: f.default for f in fields(kind)} | own}
+    if kind is None:
+        return filled
+    return filled | {"method": {f.name: f.default for f in fields(kind)} | kind.before | own}
 
 
 def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) -> None:

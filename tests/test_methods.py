@@ -499,6 +499,12 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
         "label_width": 4,
         "dropout": 0.2,
         "block_std": 0.1,
+        "codes": "product",
+        "normalize": "each",
+        "centre": True,
+        "router_lr": 5.0,
+        "router_part": "head",
+        "output_scale": 2.0,
         "gate": "st",
         "aggregation": "code",
         "schedule": "sequential",
@@ -507,6 +513,9 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
         "tau_start": 2.0,
         "tau_end": 0.5,
         "pretrain": 1,
+        "pretrain_lr": 2.0,
+        "plant": "body",
+        "plant_noise": 0.3,
     },
 }
 
@@ -548,7 +557,9 @@ def test_every_hyper_parameter_changes_the_result(
     monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ) -> None:
     monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
-    special = {"gate_experts": {"model": "dropped", "gate_lr": 1.0}, "pretrain": {"model": "mlp"}}
+    wide = {"model": "mlp", "encoder_width": 64, "width": 64}
+    special = {"gate_experts": {"model": "dropped", "gate_lr": 1.0}, "pretrain": wide}
+    special |= dict.fromkeys(("pretrain_lr", "plant", "plant_noise"), wide | {"pretrain": 1})
     common = special.get(name, {})
     losses = final_losses(method, **(common | {name: OFF_DEFAULT[method][name]}))
     assert np.abs(usual_losses(method, **common) - losses).max() > 1e-6
@@ -635,7 +646,7 @@ def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference
         ("fedmn", {"label_width": 0}, "label_width must be 1 or more"),
         ("fedmn", {"dropout": -0.1}, "dropout must be 0 or more"),
         ("fedmn", {"dropout": 1}, "dropout must be below 1, not 1"),
-        ("fedmn", {"block_std": 0}, "block_std must be above 0"),
+        ("fedmn", {"block_std": -1}, "block_std must be 0 or more"),
         ("fedmn", {"gate": "hard"}, "gate must be one of st, soft, sample"),
         ("fedmn", {"aggregation": "mean"}, "one of normalized, literal, delta, code"),
         ("fedmn", {"schedule": "cyclic"}, "one of parallel, sequential"),

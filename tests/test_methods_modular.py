@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from toy import FULL_BATCH, by_hand, five_clients, restart, row, same, train, untrained, work_of, worked
 
-from pfl_lite.config import make_config
+from pfl_lite.config import make_config, with_defaults
 from pfl_lite.engine.report import load_model
 from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import FedAvg, FedMN
 from pfl_lite.methods.base import Round, unpack
+from pfl_lite.methods.fedmn import PROGRAM
 from pfl_lite.models import NETWORKS, NetworkSpec
 from pfl_lite.models.modular import (
     activity,
@@ -41,6 +42,8 @@ SMALL: dict[str, Any] = {
     "label_width": 3,
     "epochs": 1,
 }
+WIDE: dict[str, Any] = {"model": "small_cnn", "encoder_width": 36, "width": 34}  # it hands on 32 numbers
+WIDE_RUN: dict[str, Any] = {"model": "small_cnn", "epochs": 1}
 EVERYTHING = {"participation": 0.6, "momentum": 0.5, "weight_decay": 0.01}
 
 
@@ -277,7 +280,7 @@ def test_fedmn_s_temperature_falls_exponentially_and_makes_gates_harder(federati
     assert taus == pytest.approx([2, 1, 0.5, 0.25, 0.125, 0.125])  # fine-tuning after round 5 has the last
     one = start(federation, rounds=1)
     assert one.method.temperature(work_of(one, 0)) == 1.0
-    after = start(federation, rounds=5, pretrain=2, model="small_cnn")
+    after = start(federation, rounds=5, pretrain=2, model="small_cnn", plant="body")
     assert after.method.temperature(work_of(after, 0, number=3)) == 1.0
     assert after.method.temperature(work_of(after, 0, number=5)) == pytest.approx(0.1)
     eps = torch.from_numpy(np.random.default_rng(0).random(20_000))
@@ -296,8 +299,8 @@ def router_s_mean(sim: Simulation, model: dict[str, Tensor], x: Tensor, y: Tenso
     router = unpack("router", model)
     h_x = sim.network.resized(sim.method.router_width)(unpack("x", router), x)
     h_y = F.one_hot(y, 10).double() @ router["y/weight"].T + router["y/bias"]
-    unit = lambda h: h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)  # noqa: E731
-    z = torch.cat([unit(h_x).relu(), unit(h_y).relu()], 1)
+    h = torch.cat([h_x, h_y], 1)
+    z = (h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)).relu()
     return (z @ router["out/weight"].T + router["out/bias"]).mean(0)
 
 
@@ -322,7 +325,8 @@ def test_fedmn_s_router_sees_images_and_labels_but_not_which_belong_together(fed
     labels = federation.labels.clone()
     labels[rows] = labels[rows].flip(0)
     assert (labels[rows] != federation.labels[rows]).double().mean() > 0.5
-    sims = start(federation), start(replace(federation, labels=labels))
+    split = {"normalize": "each"}
+    sims = start(federation, **split), start(replace(federation, labels=labels), **split)
     pi = [sim.method.decide(sim.server, work_of(sim, 0))[0] for sim in sims]
     assert torch.allclose(*pi, rtol=0, atol=1e-12)
 
@@ -549,7 +553,8 @@ def test_fedmn_blocks_and_encoders_are_distinct_parameters(federation: Any) -> N
         rows = begin[name]
         assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
     assert [len(begin[n]) for n in ("encoder/fc.weight", "block2/weight", "block3/weight")] == [2, 3, 2]
-    assert begin["block2/weight"].std().item() == pytest.approx(0.01, rel=0.25)
+    assert begin["block2/weight"].std().item() == pytest.approx((2 / 6) ** 0.5, rel=0.25)
+    assert begin["block3/weight"].std().item() == pytest.approx((2 / 5) ** 0.5, rel=0.25)
     assert (begin["block2/bias"] == 0).all()
     after = small(federation, rounds=1, routing="all").server["block2/weight"]
     assert not torch.equal(after[0], after[1])
@@ -567,7 +572,10 @@ def test_fedmn_blocks_and_encoders_are_distinct_parameters(federation: Any) -> N
         {"routing": "random", "infer": "last_sample"},
         {"routing": "all"},
         {"infer": "last_sample", "aggregation": "delta", "blocks": "1x3"},
-        {"pretrain": 1, "aggregation": "literal", "model": "small_cnn"},
+        {"pretrain": 1, "aggregation": "literal", "model": "small_cnn", "plant": "body", "pretrain_lr": 2.0},
+        WIDE | {"pretrain": 1, "codes": "product", "centre": True, "router_part": "head", "router_lr": 3.0},
+        {"centre": True, "normalize": "each", "router_lr": 0.0, "output_scale": 2.0},
+        {"codes": "product", "centre": True, "gate": "sample", "ft_epochs": 1},
         {"model": "small_cnn", "unseen": 1, "blocks": "1x2x3", "aggregation": "code"},
         {"gate": "sample", "ft_epochs": 1, "ft_mode": "plain_sgd", "rounds": 2},
     ],
@@ -611,7 +619,7 @@ def no_grad(function: Any, *args: Any) -> Any:
 def test_fedmn_pretraining_is_fedavg_and_starts_every_encoder(federation: Any) -> None:
     settings = {"model": "small_cnn", "epochs": 1, "rounds": 3, "momentum": 0.5}
     fedavg = untrained("fedavg", federation, **settings)
-    sim = start(federation, pretrain=2, **settings)
+    sim = start(federation, pretrain=2, plant="body", **settings)
     for _ in range(2):
         entries = [s.step() for s in (sim, fedavg)]
         assert [entries[0][k] for k in ("floats_down", "floats_up")] == [entries[1]["floats_up"]] * 2
@@ -689,7 +697,7 @@ def test_fedmn_dropout_acts_in_training_only(federation: Any) -> None:
 
 
 def test_fedmn_s_block_std_scales_the_first_weights_of_blocks_alone(federation: Any) -> None:
-    usual, wide = start(federation), start(federation, block_std=0.1)
+    usual, wide = start(federation, block_std=0.01), start(federation, block_std=0.1)
     for name, weight in usual.start.items():
         scale = 10.0 if name in ("block2/weight", "block3/weight") else 1.0
         assert torch.allclose(wide.start[name], scale * weight, rtol=1e-6, atol=0)
@@ -742,6 +750,130 @@ def test_fedmn_run_that_anneals_cannot_be_continued_for_more_rounds(federation: 
         start(federation, rounds=3).load(tmp_path / "run.pt")
 
 
+# ---- a start that keeps what was learned, and a router that tells clients apart ---------------------------------------
+
+
+@pytest.mark.parametrize("blocks", ["2x2x2", "1x3", "2x2x3x2"])
+def test_fedmn_planted_as_a_function_every_route_is_the_plain_network(federation: Any, blocks: str) -> None:
+    sim = start(federation, **WIDE, blocks=blocks, pretrain=1, plant_noise=0.0, rounds=2)
+    plain = untrained("fedavg", federation, **WIDE_RUN, rounds=2)
+    assert sim.step()["personal_accuracy"] == plain.step()["personal_accuracy"]
+    x, draw = federation.images[:20], torch.Generator().manual_seed(0)
+    wanted = plain.network(plain.server, x)
+    layers = sim.method.layers
+    for _ in range(10):
+        drawn = (torch.rand(decisions(layers), generator=draw) < 0.5).double()
+        bits, _ = safety_path(drawn, drawn, layers)
+        found = sim.method.predict(sim.network, sim.server | {"bits": bits}, x)
+        assert torch.allclose(found, wanted, atol=1e-12)
+
+
+def test_fedmn_plant_noise_is_a_part_of_each_block_s_own_first_weights(federation: Any) -> None:
+    none, some = (start(federation, **WIDE, pretrain=1, plant_noise=noise, rounds=2) for noise in (0, 0.3))
+    for sim in (none, some):
+        sim.step()
+    for name in ("encoder/fc2.weight", "encoder/fc2.bias", "block2/weight", "block3/weight"):
+        assert torch.allclose(some.server[name], none.server[name] + 0.3 * some.start[name], atol=1e-12)
+    assert torch.equal(some.server["encoder/fc1.weight"], none.server["encoder/fc1.weight"])
+
+
+def test_fedmn_planted_as_a_function_needs_room_for_what_the_last_layer_reads(federation: Any) -> None:
+    with pytest.raises(
+        InputError, match="must be 32 or more, which is what the last layer of small_cnn reads"
+    ):
+        start(federation, model="small_cnn", pretrain=1, rounds=2)
+
+
+def test_fedmn_rates_of_pretraining_and_router_are_multiples_of_the_run_s(federation: Any) -> None:
+    slow = start(federation, model="small_cnn", plant="body", pretrain=1, rounds=2, lr=0.05, pretrain_lr=2.0)
+    fast = untrained("fedavg", federation, **WIDE_RUN, rounds=2, lr=0.1)
+    slow.advance(), fast.advance()
+    body = {name: tensor for name, tensor in fast.server.items() if not name.startswith("fc2")}
+    assert all(torch.equal(slow.server[f"encoder/{name}"][0], tensor) for name, tensor in body.items())
+    one, three, none = (
+        worked(start(federation, router_lr=rate, batch_size=FULL_BATCH))[0] for rate in (1, 3, 0)
+    )
+    before = start(federation).server
+    for name, tensor in before.items():
+        if name.startswith("router/"):
+            moved = one[name] - tensor
+            assert torch.allclose(three[name] - tensor, 3 * moved, atol=1e-12) and moved.abs().max() > 0
+            assert name not in none
+        else:
+            assert torch.equal(one[name], three[name])
+
+
+def test_fedmn_product_of_codes_sees_which_labels_go_with_which_images(federation: Any) -> None:
+    rows, labels = federation.train[0], federation.labels.clone()
+    labels[rows] = labels[rows].flip(0)
+    for codes, blind in (("concat", True), ("product", False)):
+        settings = {"codes": codes, "normalize": "each"}
+        sims = start(federation, **settings), start(replace(federation, labels=labels), **settings)
+        a, b = (sim.method.decide(sim.server, work_of(sim, 0))[0] for sim in sims)
+        assert torch.allclose(a, b, rtol=0, atol=1e-12) == blind
+    router = sims[0].method.router(sims[0].network)
+    params, x, y = unpack("router", sims[0].server), federation.images[:6], federation.labels[:6]
+    h_x = F.normalize(router.network(unpack("x", params), x), dim=1)
+    hot = F.one_hot(y, 10).double() - 0.1
+    wanted = torch.stack([torch.outer(a, b).flatten() for a, b in zip(h_x, hot, strict=True)])
+    assert torch.allclose(router.code(params, x, y), wanted, atol=1e-12)
+
+
+def test_fedmn_centred_router_reads_how_far_a_client_is_from_the_mean_of_all(federation: Any) -> None:
+    sim = start(federation, centre=True, codes="product", participation=0.6)
+    assert (sim.server["router/mean"] == 0).all() and sim.server["router/spread"] == 1
+    router, ids = sim.method.router(sim.network), sim.advance()["clients"]
+    first = start(federation, centre=True, codes="product")
+    codes = torch.stack(
+        [first.method.code(first.server, work_of(first, i)) for i in range(5)]
+    )  # before training
+    mean = codes[ids].mean(0)
+    spread = (codes[ids] - mean).square().mean().sqrt()
+    assert torch.allclose(sim.server["router/mean"], mean, atol=1e-12)
+    assert torch.allclose(sim.server["router/spread"], spread, atol=1e-12)
+    params = unpack("router", sim.server)
+    wanted = (codes[1] - mean) / spread @ params["out/weight"].T + params["out/bias"]
+    assert torch.allclose(router.logits(params, codes[1]), wanted, atol=1e-12)
+    alone = start(federation, centre=True, participation=0.2)
+    alone.advance()  # one client: no spread to divide by
+    assert alone.server["router/spread"] == 1
+
+
+def test_fedmn_router_s_head_alone_learns_and_travels_up(federation: Any) -> None:
+    sim = start(federation, router_part="head", centre=True)
+    everything = sum(tensor.numel() for name, tensor in sim.server.items() if not name.startswith("block"))
+    uploads, _ = worked(sim)
+    still = [
+        name
+        for name in sim.server
+        if name.startswith(("router/x", "router/y", "router/mean", "router/spread"))
+    ]
+    assert not set(still) & uploads.keys() and "router/out/weight" in uploads
+    entry, before = sim.step(), sim.start
+    assert all(torch.equal(sim.server[name], before[name]) for name in still[:4])
+    blocks = (sim.clients["active"] @ vector(35, 35, 60, 60)).sum().item()
+    fixed = sum(sim.server[name].numel() for name in still)
+    assert entry["floats_down"] == 5 * everything + blocks
+    assert entry["floats_up"] == 5 * (everything - fixed + 7) + blocks  # and a mean code of 7 numbers
+
+
+def test_fedmn_output_scale_multiplies_the_logits(federation: Any) -> None:
+    sim = small(federation, rounds=1)
+    bits, x = row(sim.personal_models(), 0)["bits"], federation.images[:5]
+    one, more = (
+        replace(sim.method, output_scale=scale).predict(sim.network, sim.server | {"bits": bits}, x)
+        for scale in (1.0, 3.5)
+    )
+    assert torch.allclose(more, 3.5 * one, atol=1e-12)
+
+
+def test_fedmn_preset_of_the_released_program_runs(federation: Any) -> None:
+    sim = start(federation, **PROGRAM | {"pretrain": 1, "rounds": 2, "model": "small_cnn"})
+    assert sim.method.schedule == "sequential" and not any(name.startswith("router/") for name in sim.start)
+    sim.run(progress=False)
+    assert sim.report()["complete"] and sim.clients["active"].min() == 1
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -756,6 +888,10 @@ def test_fedmn_run_that_anneals_cannot_be_continued_for_more_rounds(federation: 
         ({"gates": "st"}, "unknown setting of fedmn 'gates'"),
         ({"schedule": "sequential", "engine": "vmap"}, "use --engine loop"),
         ({"pretrain": 2}, r"rounds must be more than pretrain \(2\), not 2"),
+        ({"router_lr": -1}, "router_lr must be 0 or more, not -1"),
+        ({"plant": "head"}, "plant must be one of function, body"),
+        ({"codes": "sum"}, "codes must be one of concat, product"),
+        ({"output_scale": 0}, "output_scale must be above 0"),
         ({"blocks": "99999x99999"}, "has 9,999,900,000 decisions, more than 1,000,000"),
     ],
 )
@@ -785,5 +921,13 @@ def test_fedmn_fine_tuned_bits_come_from_the_tuned_router_or_from_its_last_draw(
     assert not same(tuned["threshold"], tuned["last_sample"], 1e-9)
 
 
-def test_fedmn_s_defaults_are_the_paper_s_and_the_code_s() -> None:
-    assert decisions(FedMN().layers) == 10 and FedMN().dropout == 0.5 and FedMN().block_std == 0.01
+def test_fedmn_s_defaults_are_the_paper_s() -> None:
+    assert decisions(FedMN().layers) == 10 and (FedMN().tau_start, FedMN().tau_end) == (1.0, 0.1)
+    assert (FedMN().codes, FedMN().normalize) == ("concat", "joint")
+
+
+def test_fedmn_stored_before_a_setting_existed_is_read_as_it_ran() -> None:
+    stored = {"method": {"name": "fedmn", "dropout": 0.5}}
+    method = with_defaults(stored)["method"]
+    assert (method["normalize"], method["plant"], method["block_std"]) == ("each", "body", 0.01)
+    assert with_defaults({"method": {"name": "fedmn", "plant": "function"}})["method"]["plant"] == "function"

@@ -88,13 +88,16 @@ def test_every_search_and_every_result_has_settings_that_can_be(one: Experiment)
     assert one.search_seed not in one.seeds
 
 
+FEDMN_S = dict.fromkeys(("fedmn", "fedmn-wide", "fedmn-printed", "fedmn-program", "fedmn-works"))
+
+
 @pytest.mark.parametrize("one", [e for e in ALL if e.name != "pfedmb-table1"], ids=lambda one: one.name)
 def test_all_methods_are_searched_alike(one: Experiment) -> None:
     if any(one.candidates):  # ladders go on from grids of any length to the same number
         assert all(arm.ladders and len(arm.grid) < one.candidates[0] for arm in one.arms if arm.grid)
     else:
         assert len({len(arm.grid) for arm in one.arms if arm.grid}) <= 1
-    assert {arm.key for arm in one.arms if "rounds" in arm.search} <= {"fedmn", "fedmn-wide"}
+    assert {arm.key for arm in one.arms if "rounds" in arm.search} <= FEDMN_S.keys()
 
 
 def test_a_run_that_stands_for_another_s_is_the_same_run() -> None:
@@ -114,7 +117,9 @@ def test_printed_numbers_stand_beside_the_paper_s_data_only() -> None:
     ]  # fmt: skip
     for name in ("cifar10", "cifar100", "emnist", "femnist", "cifar10-lenet", "cifar100-lenet"):
         one = EXPERIMENTS[f"fedmn-table2-{name}"]
-        *eight, last = one.arms if name.endswith("lenet") else (*one.arms, None)
+        ours = [arm for arm in one.arms if arm.key in FEDMN_S]
+        eight, last = one.arms[:8], ours[1] if name.endswith("lenet") else None
+        assert [arm.key for arm in ours] == (list(FEDMN_S) if last else ["fedmn"]) and ours[0] in eight
         assert len(eight) == 8 and all(arm.paper is not None for arm in eight)
         assert bool(one.stands_in) == name.endswith("lenet") == (last is not None)
         if last is not None:  # as FedMN's row but for the start of its blocks

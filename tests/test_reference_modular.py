@@ -154,7 +154,11 @@ def test_router_by_hand() -> None:
     x, y = np.array([[3.0, 4.0, 1.0], [-4.0, 3.0, 1.0]]), np.array([0, 1])
     p = {"router/x/fc": np.array([[1.0, 0, 0], [0, 1, 0]]), "router/y": np.array([[2.0, -2, 0], [0, 0, 0]])}
     p |= {"router/out": np.array([[1.0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 5]])}
-    close(route(p, x, y)[0], [0.3, 0.7, 0.5, 5])  # the labels (2, 0) and (-2, 0): 1 and nothing, mean 1/2
+    close(
+        route(p, x, y, joint=False)[0], [0.3, 0.7, 0.5, 5]
+    )  # the labels (2, 0) and (-2, 0): 1 and nothing, mean 1/2
+    a, b = 29**0.5, 29**0.5  # together: (3, 4, 2, 0) and (-4, 3, -2, 0)
+    close(route(p, x, y)[0], [1.5 / a, 2 / a + 1.5 / b, 1 / a, 5])
 
 
 def test_concrete_is_above_one_half_as_often_as_pi_says() -> None:
@@ -169,7 +173,7 @@ def test_concrete_is_above_one_half_as_often_as_pi_says() -> None:
 def upload(p: Net, by: float, active: np.ndarray) -> Upload:
     moved, n = {name: array + by for name, array in p.items()}, sizes(p)
     mask = sent(p, [np.ones(1), active], n)[1]
-    return Upload(moved, mask, active, np.zeros(4), np.zeros(4), 0)
+    return Upload(moved, mask, active, np.zeros(4), np.zeros(4), 0, np.empty(0))
 
 
 def test_average_by_hand() -> None:
@@ -194,28 +198,44 @@ def test_average_by_hand() -> None:
 # --- against finite differences -----------------------------------------------------------------------------
 
 
+def with_router(p: Net, kind: str) -> tuple[Net, Net]:
+    """The network with another router, and what of it is measured and not learned."""
+    rng, d_x = np.random.default_rng(3), 7
+    if "product" in kind:
+        p = {name: w for name, w in p.items() if name != "router/y"}
+        p["router/out"] = rng.normal(size=(len(p["router/out"]), d_x * 4 + 1))
+    wide = p["router/out"].shape[1] - 1
+    return p, {
+        "router/mean": rng.normal(size=wide),
+        "router/spread": np.array(0.7),
+    } if "centred" in kind else {}
+
+
+@pytest.mark.parametrize("kind", ["joint", "each", "joint, centred", "product", "product, centred"])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("n", [(2, 3), (2, 3, 2), (1, 2, 3, 2)])
-def test_gradients_are_the_slopes_of_the_loss(n: tuple[int, ...], deep: bool) -> None:
+def test_gradients_are_the_slopes_of_the_loss(n: tuple[int, ...], deep: bool, kind: str) -> None:
     """Soft gates: one smooth function of everything. Straight through: of bits + v(theta_h) - v, at the given v."""
-    p, f = some_network(*n, deep=deep), some_clients()[1]
+    p, fixed = with_router(some_network(*n, deep=deep), kind)
+    f, joint = some_clients()[1], "each" not in kind
     widths, u, tau = sizes(p), np.random.default_rng(8).random(len(p["router/out"])), 0.7
-    pi, tape = route(p, f.x, f.y)
+    pi, tape = route(p | fixed, f.x, f.y, joint)
     v = concrete(u, pi, tau)
     bits, a, _ = decide(v > 0.5, pi, widths)
     for value, activity in ((v, [np.ones(k) for k in n]), (bits, a)):
 
         def smooth(vector: np.ndarray, value: np.ndarray = value, activity: list = activity) -> float:
             q = unpack(vector, p)
-            now = value + concrete(u, route(q, f.x, f.y)[0], tau) - v
+            now = value + concrete(u, route(q | fixed, f.x, f.y, joint)[0], tau) - v
             return loss(forward(q, f.x, links(now, widths), activity)[0], f)
 
         C = links(value, widths)
         y, way = forward(p, f.x, C, activity)
         g, dv = backward(p, C, activity, way, loss_slope(y, f.y))
-        g |= route_back(p, tape, dv * v * (1 - v) / tau)
+        g |= route_back(p | fixed, tape, dv * v * (1 - v) / tau)
         close(pack({name: g[name] for name in p}), slopes(smooth, pack(p)), 1e-8)
-        assert np.abs(g["router/out"]).max() > 1e-4
+        # hard bits may leave one link everywhere, whose mean does not depend on it
+        assert value is bits or np.abs(g["router/out"]).max() > 1e-6
 
 
 def test_local_step_is_that_gradient() -> None:
@@ -362,7 +382,11 @@ NARROW: dict[str, object] = {
     "label_width": 5,
     "dropout": 0,
 }
-SHAPES = {"blocks", *NARROW}
+FEATURES: dict[str, object] = {
+    "encoder_width": 66,
+    "width": 65,
+}  # no narrower than what the plain network's last layer reads
+SHAPES = {"blocks", "codes", "block_std", *NARROW}
 FLAGS: list[dict[str, object]] = [
     {},
     {"lr": 0.5},
@@ -401,8 +425,23 @@ OPTIONS: list[dict[str, object]] = [
     {"tau_start": 0.3},
     {"tau_end": 1.0},
     {"tau_start": 2.0, "tau_end": 0.05, "gate": "soft"},
-    {"pretrain": 1},
-    {"pretrain": 2, "gate": "sample"},
+    {"pretrain": 1} | FEATURES,
+    {"pretrain": 2, "gate": "sample", "plant": "body"},
+    {"pretrain": 1, "pretrain_lr": 0.5, "plant_noise": 0.4, "blocks": "2x2x3x2"} | FEATURES,
+    {"normalize": "each"},
+    {"codes": "product"},
+    {"codes": "product", "gate": "soft", "ft_epochs": 1},
+    {"centre": True},
+    {"centre": True, "normalize": "each", "gate": "sample"},
+    {"centre": True, "codes": "product", "router_part": "head", "router_lr": 3.0},
+    {"centre": True, "codes": "product", "router_part": "head", "pretrain": 1, "schedule": "sequential"}
+    | FEATURES,
+    {"router_lr": 10.0},
+    {"router_lr": 0.0, "gate": "soft"},
+    {"router_part": "head"},
+    {"block_std": 0.01},
+    {"output_scale": 3.5},
+    {"output_scale": 3.5, "ft_epochs": 1, "ft_mode": "plain_sgd"},
     {"ft_epochs": 2},
     {"ft_epochs": 2, "ft_mode": "plain_sgd"},
     {"ft_epochs": 3, "gate": "sample"},
@@ -425,7 +464,10 @@ def cases() -> Iterator[tuple[dict[str, object], dict[str, object]]]:
         yield TOGETHER | {"engine": engine, "model": model}, options
     for engine in ("loop", "vmap"):  # few links, so that the safety path has work
         yield TOGETHER | {"engine": engine, "seed": 5}, {"blocks": "1x2x2x2", "gate": "sample"}
-        yield TOGETHER | {"engine": engine, "seed": 5, "model": "mlp"}, {"blocks": "1x1x2", "pretrain": 1}
+        yield (
+            TOGETHER | {"engine": engine, "seed": 5, "model": "mlp"},
+            {"blocks": "1x1x2", "pretrain": 1, "plant": "body"},
+        )
         yield DECAY | {"engine": engine}, {}
     for options in ({"gate": "soft"}, {"gate": "sample"}, {"routing": "all"}, {"routing": "random"}):
         yield DECAY, options
@@ -446,7 +488,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Callable[[object], d
 
 
 def under(file: dict[str, np.ndarray], kind: str) -> Net:
-    return joined({name.removeprefix(kind): file[name] for name in file if name.startswith(kind)})
+    own = {name.removeprefix(kind): file[name] for name in file if name.startswith(kind)}
+    return joined(own) | {name: own[name] for name in ("router/mean", "router/spread") if name in own}
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: "-".join(["fedmn", *words(*case)]))
@@ -493,9 +536,10 @@ def test_package_agrees(
     for name in ("logits", "bits", "active", "safety"):
         close_all(file[f"state/{name}"][seen], expected.state[name][seen])
     sent = [[entry["floats_down"], entry["floats_up"]] for entry in result["rounds"] if entry["round"] > 0]
-    close_all(sent, np.stack([expected.state["floats"]] * 2, axis=1))
+    close_all(sent, np.stack([expected.state["floats"], expected.state["floats_up"]], axis=1))
+    scale = float(options.get("output_scale", 1))
     losses = [
-        loss(predict({name: expected.personal[name][i] for name in start}, bits, f.x), f)
+        loss(scale * predict({name: expected.personal[name][i] for name in start}, bits, f.x), f)
         for i, (bits, f) in enumerate(zip(expected.personal["bits"], data["test"], strict=True))
     ]
     close_all(result["final"]["test_loss"], losses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,7 +240,7 @@ class LocalWork:
         gradient: Params,
         *,
         lr: float | Tensor | None = None,
-        scale: Params | None = None,
+        scale: Mapping[str, float | Tensor] | None = None,
         plain: bool = False,
     ) -> tuple[Params, Params]:
         """One step of SGD with the run's momentum and weight decay, as torch does it; see `init_momentum` for `velocity`."""

@@ -153,8 +153,16 @@ class Work(Protocol):
         images, it is computed for each of them.
         """
 
-    def descend(self, params: Params, velocity: Params, gradient: Params) -> tuple[Params, Params]:
-        """One step of the run's SGD: the new parameters and momentum buffers, which start as `init_momentum(params)`."""
+    def descend(
+        self,
+        params: Params,
+        velocity: Params,
+        gradient: Params,
+        *,
+        scale: Mapping[str, float | Tensor] | None = None,
+    ) -> tuple[Params, Params]:
+        """One step of the run's SGD: the new parameters and momentum buffers, which start as `init_momentum(params)`; `scale`
+        multiplies the learning rate, by name."""
 
     def init_momentum(self, params: Params) -> Params:
         """Momentum buffers before the first step."""
@@ -263,6 +271,8 @@ class Method:
     """Its losses draw masks of their own from `Batch.key`."""
     anneals: ClassVar[bool] = False
     """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
+    before: ClassVar[dict[str, Any]] = {}
+    """What runs did that were stored before a setting existed, where that is not the setting's default."""
     tuning: ClassVar[int] = 0
     """`ft_epochs` of a run of this method, unless the run says otherwise."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,13 @@ from pfl_lite.models.training import fold
 from pfl_lite.seeds import generator
 
 MOST_DECISIONS = 1_000_000
+PROGRAM: dict[str, str | float] = {
+    "blocks": "1x1x1", "routing": "all", "schedule": "sequential", "aggregation": "code", "plant": "body", "block_std": 0.01,
+    "dropout": 0.5, "pretrain_lr": 3.5, "output_scale": 3.5,
+}  # fmt: skip
+"""The released program (commit 289afc7) as settings: what a layer lists several times is one block, no bit is ever 0, and the
+router has no gradient, so that a chain is left. Its clients go on from each other; its pre-training has 3.5 times the blocks'
+rate; its soft bits, near 1/12 after a softmax, scale the logits by 3.5, because it divides by their sum inside a loop."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class FedMN(Sequential):
     tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
     needs_rng_key: ClassVar[bool] = True
     anneals: ClassVar[bool] = True
+    before: ClassVar[dict[str, Any]] = {"block_std": 0.01, "normalize": "each", "plant": "body"}
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
@@ -74,10 +82,10 @@ class FedMN(Sequential):
     """d_x, outputs of the router's image encoder."""
     label_width: int = 64
     """d_y, outputs of the router's label encoder."""
-    dropout: float = 0.5
-    """Share of a hidden block's outputs that training removes."""
-    block_std: float = 0.01
-    """Standard deviation of the blocks' first weights; the default is the released code's."""
+    dropout: float = 0.0
+    """Share of a hidden block's outputs that training removes; the released code removes half, of 256."""
+    block_std: float = 0.0
+    """Standard deviation of the blocks' first weights; 0: sqrt(2 / inputs). The released code has 0.01, at widths 512 and 256."""
     gate: str = "st"
     """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
     aggregation: str = "normalized"
@@ -92,8 +100,26 @@ class FedMN(Sequential):
     """Temperature in the first round."""
     tau_end: float = 0.1
     """Temperature in the last; it falls exponentially."""
+    codes: str = "concat"
+    """The router reads image code and label code side by side (`concat`, eq. 9), or multiplied (`product`, eq. 8)."""
+    normalize: str = "joint"
+    """Of `concat`: length 1 has the concatenated code (`joint`, as printed), or `each` code, so that none drowns the other."""
+    centre: bool = False
+    """Clients send up their mean code too; the router then reads how far a client's lies from the mean of all."""
+    router_lr: float = 1.0
+    """The router's learning rate, as a multiple of the run's; 0: it stays as it was drawn, as in the released code."""
+    router_part: str = "all"
+    """What of the router learns: `all`, or its last layer (`head`): then a client reads its images once a round."""
     pretrain: int = 0
-    """Rounds of FedAvg on the plain network, whose layers below the last then start every encoder."""
+    """Rounds of FedAvg on the plain network, from which encoders and blocks then start (`plant`)."""
+    pretrain_lr: float = 1.0
+    """The learning rate of these rounds, as a multiple of the run's."""
+    plant: str = "function"
+    """`function`: every route starts as the plain network; `body`: encoders have its layers below the last, the rest is new."""
+    plant_noise: float = 0.1
+    """Of `function`: how much of their own first weights blocks and encoders keep, so that they are not all the same."""
+    output_scale: float = 1.0
+    """Factor on the logits: 3.5 is what the released code's division by the sum of its gates, inside a loop, amounts to."""
 
     def __post_init__(self) -> None:
         sizes = self.blocks.split("x")
@@ -109,10 +135,14 @@ class FedMN(Sequential):
         check_at_least(
             self.name, encoder_width=(self.encoder_width, 1), width=(self.width, 1), pretrain=(self.pretrain, 0),
             router_width=(self.router_width, 1), label_width=(self.label_width, 1), dropout=(self.dropout, 0),
+            block_std=(self.block_std, 0), router_lr=(self.router_lr, 0), plant_noise=(self.plant_noise, 0),
         )  # fmt: skip
         if self.dropout >= 1:
             raise InputError(f"fedmn: dropout must be below 1, not {self.dropout}")
-        check_positive(self.name, block_std=self.block_std, tau_start=self.tau_start, tau_end=self.tau_end)
+        check_positive(
+            self.name, tau_start=self.tau_start, tau_end=self.tau_end, pretrain_lr=self.pretrain_lr,
+            output_scale=self.output_scale,
+        )  # fmt: skip
         check_choice(
             self.name,
             gate=(self.gate, ("st", "soft", "sample")),
@@ -120,6 +150,10 @@ class FedMN(Sequential):
             schedule=(self.schedule, ("parallel", "sequential")),
             infer=(self.infer, ("threshold", "last_sample")),
             routing=(self.routing, ("learned", "random", "all")),
+            codes=(self.codes, ("concat", "product")),
+            normalize=(self.normalize, ("joint", "each")),
+            router_part=(self.router_part, ("all", "head")),
+            plant=(self.plant, ("function", "body")),
         )
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
@@ -150,25 +184,38 @@ class FedMN(Sequential):
         """The encoders and blocks."""
         return ModularNetwork(
             *(network, self.layers, self.encoder_width, self.width, network.classes),
-            *(self.dropout, self.block_std),
+            *(self.dropout, self.block_std, self.output_scale),
         )
 
     def router(self, network: Network) -> Router:
         """The network that decides which blocks a client uses."""
         encoder = network.resized(self.router_width)
-        return Router(encoder, self.label_width, network.classes, decisions(self.layers))
+        return Router(
+            *(encoder, self.label_width, network.classes, decisions(self.layers)),
+            *(self.codes, self.normalize),
+        )
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
         if self.pretrain and len(network.layers) < 2:
             raise InputError(
                 f"fedmn: pretrain trains the layers below the last, and {network.name} has none: use pretrain=0"
             )
+        plain = network.init(seed) if self.pretrain else {}
+        features = plain[f"{network.last}.weight"].shape[1] if plain and self.plant == "function" else 0
+        if features > min(self.encoder_width, self.width if len(self.layers) > 2 else self.encoder_width):
+            raise InputError(
+                f"fedmn: with plant=function encoder_width and width must be {features} or more, which is what the last layer of "
+                f"{network.name} reads: widen them, or use plant=body"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(generator(seed, "blocks and router").integers(2**62)))
             start = self.modules(network).init(seed)
             if self.learned:
                 start |= pack("router", self.router(network).init(seed, copy=self.layers[0]))
-        return start | (pack("plain", network.init(seed)) if self.pretrain else {})
+        if self.learned and self.centre:  # of the clients' mean codes, once there are some
+            weight = start["router/out/weight"]
+            start |= {"router/mean": weight.new_zeros(weight.shape[1]), "router/spread": weight.new_ones(())}
+        return start | pack("plain", plain)
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         like, total = next(iter(start.values())), decisions(self.layers)
@@ -179,18 +226,31 @@ class FedMN(Sequential):
         }
         return start, stack(state, clients)
 
-    def decide(self, model: Params, work: Work, eps: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def code(self, model: Params, work: Work) -> Tensor:
+        """The mean code [d] of this client's training images."""
+        router, params = self.router(work.network), unpack("router", model)
+        return work.train_mean(torch.cat([router.code(params, b.x, b.y) for b in work.data("train")]))
+
+    def decide(
+        self, model: Params, work: Work, eps: Tensor | None = None, code: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """logit Pi [E] of this client, its bits [E] = 1[v > 1/2] (1[Pi > 1/2] without noise), and switches of the safety path."""
         total, like = decisions(self.layers), next(iter(model.values()))
         scores, bits = like.new_zeros(total), like.new_ones(total)
         if self.routing == "random":
             bits = (work.uniform("fixed routes", (total,), fixed=True) > 0.5).to(like)
         if self.learned:
-            router, params = self.router(work.network), unpack("router", model)
-            scores = work.train_mean(torch.cat([router(params, b.x, b.y) for b in work.data("train")]))
+            code = self.code(model, work) if code is None else code
+            scores = self.router(work.network).logits(unpack("router", model), code)
             chosen = scores > 0 if eps is None else concrete(eps, scores, self.temperature(work)) > 0.5
             bits = chosen.to(like)
         return scores, *safety_path(bits, scores, self.layers)
+
+    def stays(self, name: str) -> bool:
+        """Whether a client leaves a part of the router as it came."""
+        part = name.split("/")[1] if name.startswith("router/") else ""
+        fixed = ("mean", "spread", *(("x", "y") if self.router_part == "head" else ()))
+        return part in fixed or (bool(part) and self.router_lr == 0)
 
     # ---- a round ---------------------------------------------------------------------------------------------------
 
@@ -205,17 +265,24 @@ class FedMN(Sequential):
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         if plain := unpack("plain", received):
-            return pack("plain", work.sgd(work.loss, plain)), client
+            return pack("plain", work.sgd(work.loss, plain, lr=work.lr * self.pretrain_lr)), client
         modules = self.modules(work.network)
         sample, soft = (self.learned and self.gate == kind for kind in ("sample", "soft"))
         tau, steps = self.temperature(work), work.most_steps if sample else 1
         draws = work.uniform("gates", (steps, decisions(self.layers)))  # [steps, E]
-        scores, bits, switches = self.decide(received, work, draws[0])
+        code = self.code(received, work) if self.learned else None
+        scores, bits, switches = self.decide(received, work, draws[0], code)
+        fixed = {name: tensor for name, tensor in received.items() if self.stays(name)}
+        start = {name: tensor for name, tensor in received.items() if name not in fixed}
+        rate = {name: self.router_lr if name.startswith("router/") else 1.0 for name in start}
 
         def batch_logits(w: Params, batch: Batch) -> Tensor:
-            """The router's mean output [E] over the mini-batch."""
+            """The router's output [E] for the mini-batch, or for all images where their codes do not change in the round."""
+            router, params = self.router(work.network), unpack("router", w | fixed)
+            if code is not None and any(name.startswith("router/x/") for name in fixed):
+                return router.logits(params, code)
             key = fold(batch.key, self.layers[0])  # type: ignore[arg-type]
-            return self.router(work.network).mean(unpack("router", w), batch.x, batch.y, key, batch.real)
+            return router.logits(params, router.mean(params, batch.x, batch.y, key, batch.real))
 
         def one_batch(carry: Carry, batch: Batch) -> Carry:
             w, velocity, now = carry
@@ -235,22 +302,24 @@ class FedMN(Sequential):
                     gates = v if soft else bits + (v - v.detach())
                 return batch.cross_entropy(modules(w, batch.x, gates, active, batch.key, batch.real))
 
-            return *work.descend(w, velocity, work.grad(loss, w, batch)), now
+            return *work.descend(w, velocity, work.grad(loss, w, batch), scale=rate), now
 
-        fixed = not (sample or soft)  # the round's bits are those in use
+        round_s = not (sample or soft)  # the round's bits are those in use
         now = {"bits": bits, "step": torch.zeros_like(switches), "safety": client["safety"]}
-        now["safety"] = now["safety"] + (switches if fixed else 0)
-        trained, _, now = work.scan(one_batch, (received, work.init_momentum(received), now))
+        now["safety"] = now["safety"] + (switches if round_s else 0)
+        trained, _, now = work.scan(one_batch, (start, work.init_momentum(start), now))
         used = in_use(now["bits"], self.layers) if self.selective else torch.ones_like(client["active"])
         state = {"logits": scores, "bits": now["bits"], "active": used, "safety": now["safety"]}
-        return where_used(used, trained, received, self.layers) | {"active": used}, state
+        upload = where_used(used, trained, start, self.layers) | {"active": used}
+        return upload | ({"code": code} if self.centre and code is not None else {}), state
 
     def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
-        """Encoders, router and the blocks in use, down (once the router has come and decided) and up."""
+        """Encoders, router and the blocks in use: down (once the router has come and decided), and up what may have changed."""
         if "active" not in upload:
             return super().cost(received, upload)
-        floats = floats_in_use(upload["active"], received, self.layers)
-        return floats, floats
+        sent = {name: w for name, w in upload.items() if name != "active"}
+        down, up = (floats_in_use(upload["active"], message, self.layers) for message in (received, sent))
+        return down, up
 
     @property
     def in_turns(self) -> bool:
@@ -260,22 +329,46 @@ class FedMN(Sequential):
         if not self.in_turns or "active" not in upload:
             return None
         # blocks that it did not use are as the clients before it left them
-        return {name: w for name, w in upload.items() if name != "active"}
+        return server | {name: w for name, w in upload.items() if name in server}
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         if plain := unpack("plain", uploads):
             plain = weighted_mean(plain, round.sizes, unpack("plain", server))
             last = round.number == self.pretrain
             return self.planted(server, plain) if last else server | pack("plain", plain)
-        return block_means(self.aggregation, server, uploads, round.sizes, self.layers)
+        moving = {name: w for name, w in server.items() if name in uploads}
+        new = server | block_means(self.aggregation, moving, uploads, round.sizes, self.layers)
+        if "code" in uploads:
+            new |= measured(uploads["code"], server)
+        return new
 
     def planted(self, server: Params, plain: Params) -> Params:
         """The modules at the end of pre-training: every encoder has the plain network's layers below its last."""
-        *below, _ = layers_of(plain).values()
+        *below, last = layers_of(plain).values()
         body = {name: plain[name] for layer in below for name in layer}
         grown = pack("encoder", {name: w.expand_as(server[f"encoder/{name}"]) for name, w in body.items()})
         grown |= pack("router/x", body) if self.learned else {}
+        if self.plant == "function":
+            grown |= self.continued(server, plain, last)
         return {name: grown.get(name, w) for name, w in server.items() if not name.startswith("plain/")}
+
+    def continued(self, server: Params, plain: Params, last: list[str]) -> Params:
+        """Layers above the body under which every route is the plain network with its `last` layer (names of parameters).
+
+        Encoders and hidden blocks hand on what they read, which is never negative after a ReLU, and the last blocks are the plain
+        network's last layer; a little of their own first weights is added to each.
+        """
+        grown = {}
+        for name, own in server.items():
+            if not name.startswith("block") and name.removeprefix("encoder/") not in last:
+                continue
+            base = torch.zeros_like(own[0])
+            kept = base if base.dim() == 1 else torch.eye(*base.shape).to(base)
+            if name.startswith(f"block{len(self.layers)}/"):
+                kept = plain[last[own.dim() == 2]]  # weight [K, h], bias [K]
+            base[tuple(slice(size) for size in kept.shape)] = kept
+            grown[name] = base + self.plant_noise * own
+        return grown
 
     # ---- which model is scored -------------------------------------------------------------------------------------
 
@@ -299,10 +392,14 @@ class FedMN(Sequential):
     def after_local(self, upload: Params, client: Params) -> Params:
         if "active" not in upload:
             return upload
-        return {name: w for name, w in upload.items() if name != "active"} | {"bits": client["bits"]}
+        model = {name: w for name, w in upload.items() if name not in ("active", "code")}
+        return model | {"bits": client["bits"]}
 
     def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        tuned = super().own_update(server, client, work)
+        received = self.download(server, client, work.id)
+        upload, client = self.local(received, client, work)
+        fixed = {name: w for name, w in received.items() if self.stays(name)}
+        tuned = fixed | self.after_local(upload, client)
         if "bits" in tuned and self.infer == "threshold":
             tuned["bits"] = self.decide(tuned, work)[1]  # by the tuned router, without noise
         return tuned
@@ -318,3 +415,10 @@ class FedMN(Sequential):
             return batch.cross_entropy(modules(w, batch.x, model["bits"], active, batch.key, batch.real))
 
         return fixed | work.sgd(loss, {k: w for k, w in model.items() if k not in fixed})
+
+
+def measured(codes: Tensor, before: Params) -> Params:
+    """Mean [d] and spread [] of the clients' codes [S, d]: a root mean square over clients and numbers, if they differ at all."""
+    mean = codes.mean(0)
+    spread = (codes - mean).square().mean().sqrt()
+    return {"router/mean": mean, "router/spread": torch.where(spread > 0, spread, before["router/spread"])}

@@ -127,7 +127,8 @@ class ModularNetwork:
         width: outputs of a hidden block.
         classes: K, outputs of a block of the last layer.
         rate: dropout after hidden blocks, in training.
-        std: standard deviation of the blocks' first weights.
+        std: standard deviation of the blocks' first weights; 0: sqrt(2 / inputs), which keeps the scale from layer to layer.
+        scale: factor on the logits.
     """
 
     network: Network
@@ -137,6 +138,7 @@ class ModularNetwork:
     classes: int
     rate: float
     std: float
+    scale: float = 1.0
 
     def init(self, seed: int) -> Params:
         """`encoder/...` [n_1, ...], `blockL/weight` [n_l, out, in] and `/bias` [n_l, out]; blocks by torch's global generator."""
@@ -146,7 +148,8 @@ class ModularNetwork:
         like, inputs = next(iter(start.values())), self.encoder_width
         for layer, number in enumerate(self.layers[1:], 2):
             outputs = self.classes if layer == len(self.layers) else self.width
-            start[f"block{layer}/weight"] = (self.std * torch.randn(number, outputs, inputs)).to(like)
+            std = self.std or (2 / inputs) ** 0.5
+            start[f"block{layer}/weight"] = (std * torch.randn(number, outputs, inputs)).to(like)
             start[f"block{layer}/bias"] = like.new_zeros(number, outputs)
             inputs = outputs
         return start
@@ -168,4 +171,4 @@ class ModularNetwork:
             own = {name: model[f"encoder/{name}"][j] for layer in encoder.layers.values() for name in layer}
             h.append(mode(own, x).relu())  # [b, encoder_width]
         key = None if key is None else fold(key, self.layers[0] + 1)
-        return through_blocks(model, torch.stack(h), gates, active, rate=self.rate, key=key)
+        return self.scale * through_blocks(model, torch.stack(h), gates, active, rate=self.rate, key=key)

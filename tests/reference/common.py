@@ -54,12 +54,14 @@ class SGD(NamedTuple):
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def descend(self, w: Array, gradient: Callable[[Array], Array], steps: int) -> Array:
-        """Take `steps` full-batch steps from w; the momentum starts at zero in every call."""
+    def descend(
+        self, w: Array, gradient: Callable[[Array], Array], steps: int, rate: Array | float = 1.0
+    ) -> Array:
+        """Take `steps` full-batch steps from w; the momentum starts at zero in every call; `rate` multiplies lr."""
         velocity = np.zeros_like(w)
         for _ in range(steps):
             velocity = self.momentum * velocity + gradient(w) + self.weight_decay * w
-            w = w - self.lr * velocity
+            w = w - self.lr * rate * velocity
         return w
 
 

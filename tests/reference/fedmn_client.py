@@ -9,7 +9,7 @@ import numpy as np
 from .common import SGD, Array, Client, pack, unpack
 from .dense import Net, loss_slope
 from .modular import Links, backward, forward, links, sizes
-from .router import decide, route, route_back
+from .router import decide, head_back, route, route_back, told
 
 
 class Upload(NamedTuple):
@@ -21,6 +21,7 @@ class Upload(NamedTuple):
     logits: Array
     bits: Array
     switched: int
+    code: Array  # the client's mean code; empty without a router
 
 
 def concrete(u: Array, logit: Array, tau: float) -> Array:
@@ -38,15 +39,24 @@ def sent(p: Net, a: Links, n: list[int]) -> tuple[Array, Net]:
 
 
 def local(
-    p: Net, f: Client, steps: int, sgd: SGD, gate: str, tau: float, u: Array, fixed: Array | None
+    p: Net, f: Client, steps: int, sgd: SGD, gate: str, tau: float, u: Array, fixed: Array | None,
+    joint: bool = True, router_lr: float = 1.0, router_part: str = "all", output_scale: float = 1.0,
 ) -> Upload:  # fmt: skip
     """Lines 6 to 13: decide, and train what is active; noise u [steps or 1, E], `fixed` bits if there is no router."""
     n = sizes(p)
-    logits, learned = (route(p, f.x, f.y)[0], True) if fixed is None else (np.zeros(len(fixed)), False)
+    learned, code, logits = fixed is None, np.empty(0), np.zeros(u.shape[1])
+    if learned:
+        logits, tape = route(p, f.x, f.y, joint)
+        code = tape[-1]
     bits, a, switched = decide(concrete(u[0], logits, tau) > 0.5 if learned else fixed, logits, n)
     if gate != "st":  # all travel: soft gates leave no layer empty, and a sampled one decides at every step
         a, switched = [np.ones(k) for k in n[:-1]], 0
     active, mask = sent(p, a, n)
+    stays = ["router/mean", "router/spread", *(["router/x", "router/y"] if router_part == "head" else [])]
+    for name in p:
+        if name.startswith("router/" if router_lr == 0 else tuple(stays)):
+            mask[name][...] = False
+    rate = pack({name: np.full(w.shape, router_lr if "router/" in name else 1.0) for name, w in p.items()})
     travels, whole, draws = pack(mask), pack(p), iter(np.broadcast_to(u, (steps, len(bits))))
 
     def slope(w: Array) -> Array:
@@ -55,7 +65,9 @@ def local(
         everything[travels] = w
         q, value = unpack(everything, p), bits
         if learned:
-            pi, tape = route(q, f.x, f.y)
+            pi, tape = route(q, f.x, f.y, joint)
+            if router_part == "head":
+                pi = told(q, code)
             v = concrete(next(draws), pi, tau)
             if gate == "sample":  # eq. 6: new decisions at every step
                 bits, a, more = decide(v > 0.5, pi, n)
@@ -63,11 +75,12 @@ def local(
             value = v if gate == "soft" else bits
         C = links(value, n)
         y, way = forward(q, f.x, C, a)
-        gradient, dv = backward(q, C, a, way, loss_slope(y, f.y))
+        gradient, dv = backward(q, C, a, way, output_scale * loss_slope(output_scale * y, f.y))
         if learned:  # straight through the bits as if they were v; dv/dlogit = v (1 - v)/tau
-            gradient |= route_back(q, tape, dv * v * (1 - v) / tau)
-        return pack({name: gradient[name] for name in p})[travels]
+            back = dv * v * (1 - v) / tau
+            gradient |= head_back(q, code, back) if router_part == "head" else route_back(q, tape, back)
+        return pack({name: gradient.get(name, np.zeros_like(array)) for name, array in p.items()})[travels]
 
     trained = whole.copy()
-    trained[travels] = sgd.descend(whole[travels], slope, steps)
-    return Upload(unpack(trained, p), mask, active, logits, bits, switched)
+    trained[travels] = sgd.descend(whole[travels], slope, steps, rate[travels])
+    return Upload(unpack(trained, p), mask, active, logits, bits, switched, code)
