@@ -27,6 +27,8 @@ from pfl_lite.models.modular import (
     decisions,
     held,
     in_use,
+    on_path,
+    routing_report,
     safety_path,
     split_decisions,
     through_blocks,
@@ -85,6 +87,35 @@ def test_activity_follows_links_from_active_blocks_only() -> None:
     unread = bits.clone()
     unread[-1] = 0  # d's output is not read: it need not travel; a is active all the same
     assert in_use(unread, (2, 2, 2)).tolist() == [1, 0, 0, 0]
+
+
+def test_bits_on_no_path_to_the_output_make_no_difference() -> None:
+    layers, draw = (2, 3, 2), torch.Generator().manual_seed(0)
+    blocks, h = random_blocks(layers, [3, 5, 4])
+    fewer = 0
+    for _ in range(50):
+        drawn = (torch.rand(decisions(layers), generator=draw) < 0.4).double()
+        bits, _ = safety_path(drawn, drawn, layers)
+        kept = on_path(bits, layers)
+        outputs = [through_blocks(blocks, h, b, held(b, layers)) for b in (bits, kept)]
+        assert torch.allclose(*outputs, atol=1e-12) and (kept <= bits).all()
+        fewer += int(kept.sum() < bits.sum())
+        for place in kept.nonzero():  # each of the others is needed
+            less = kept.clone()
+            less[place] = 0
+            assert not torch.equal(on_path(less, layers), kept)
+    assert fewer > 10
+
+
+def test_routing_report_by_hand() -> None:
+    logits = vector(2, 2, -2, -2).repeat(4, 1)  # 1x2: links, then output bits
+    logits[:2] = vector(2, -2, 2, 2)
+    logits[2:] = vector(-2, 2, -2, 2)
+    found = routing_report(logits, (1, 2), [0, 0, 1, 1])
+    assert found == {"spread": pytest.approx(1.5), "routes": 2.0, "active": 0.5, "ari": 1.0}
+    logits[3] = vector(2, -2, 2, -2)  # the route of the first group, by other bits
+    assert routing_report(logits, (1, 2))["routes"] == 2.0
+    assert routing_report(logits, (1, 2), [0, 0, 1, 1])["ari"] < 0.5
 
 
 def test_the_safety_path_switches_on_the_likeliest_link_from_an_active_block() -> None:

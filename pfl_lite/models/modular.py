@@ -50,6 +50,42 @@ def in_use(bits: Tensor, layers: Sequence[int]) -> Tensor:
     return torch.cat(held(bits, layers)[1:])
 
 
+def on_path(bits: Tensor, layers: Sequence[int]) -> Tensor:
+    """Bits [E] of which those are off that change nothing: wires from a block that is not active, or to one that nobody hears."""
+    links, outputs = split_decisions(bits, layers)
+    active = activity(bits, layers)
+    parts = [outputs * active[-1]]
+    heard = parts[0]
+    for link, source in zip(reversed(links), reversed(active[:-1]), strict=True):
+        live = link * source * (heard > 0).to(bits)[:, None]
+        parts.insert(0, live.flatten())
+        heard = live.sum(0)
+    return torch.cat(parts)
+
+
+def routing_report(
+    logits: Tensor, layers: Sequence[int], groups: Sequence[int] | None = None
+) -> dict[str, float]:
+    """How far a router tells clients apart, from their logit Pi [N, E], such as a run's `watch` has them.
+
+    `spread`: standard deviation between clients of a logit, mean over the bits; `routes`: how many different networks the bits
+    1[Pi > 1/2] make; `active`: share of the blocks of layers 2 to L that a client has; with known `groups` [N], `ari`: how far
+    routes and groups agree, the adjusted Rand index (1: the same partition, about 0: by chance).
+    """
+    bits = [safety_path((row > 0).to(row), row, layers)[0] for row in logits]
+    kinds = [tuple(on_path(row, layers).int().tolist()) for row in bits]
+    report = {
+        "spread": logits.std(0, correction=0).mean().item(),
+        "routes": float(len(set(kinds))),
+        "active": torch.stack([in_use(row, layers) for row in bits]).mean().item(),
+    }
+    if groups is not None:
+        from sklearn.metrics import adjusted_rand_score
+
+        report["ari"] = float(adjusted_rand_score(list(groups), [kinds.index(kind) for kind in kinds]))
+    return report
+
+
 def _with_best(bits: Tensor, scores: Tensor, eligible: Tensor, needed: Tensor) -> Tensor:
     """Bits in which the eligible one of the largest score (the first of equals) is 1, if it is needed."""
     best = torch.where(eligible > 0, scores, -torch.inf).flatten().argmax()
