@@ -395,8 +395,7 @@ class FedMN(Sequential):
         model = {name: w for name, w in upload.items() if name not in ("active", "code")}
         return model | {"bits": client["bits"]}
 
-    def own_update(self, server: Params, client: Params, work: Work) -> Params:
-        received = self.download(server, client, work.id)
+    def own_update(self, received: Params, client: Params, work: Work) -> Params:
         upload, client = self.local(received, client, work)
         fixed = {name: w for name, w in received.items() if self.stays(name)}
         tuned = fixed | self.after_local(upload, client)
