@@ -29,10 +29,10 @@ import torch
 import torch.nn.functional as F
 
 from pfl_lite.config import make_config
+from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.processes import over_processes
 from pfl_lite.engine.report import device_name, versions
 from pfl_lite.engine.simulation import Simulation
-from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.models import NETWORKS
 

@@ -23,7 +23,7 @@ _ROOMS = {
     "data.partition": "partition",
     "engine.evaluate": "whole_test",
     "engine.processes": "shares",
-    "engine.work": "epoch_orders part_of",
+    "engine.local_training": "epoch_orders part_of",
     "methods.base": "Round flatten select unpack",
     "methods.pfedmb": "project_onto_simplex",
     "methods.weighted_mean": "weighted_mean",

@@ -12,7 +12,7 @@ import pytest
 from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
 from pfl_lite.papers.pflmoe import ALL
-from pfl_lite.papers.statement import ONE_SEED, Link, ahead, claims_by_name, estimate, per_client
+from pfl_lite.papers.statement import ONE_SEED, Link, ahead, claims_by_name, estimate, per_client, widening
 from pfl_lite.papers.statistics import ranks
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
@@ -335,3 +335,14 @@ def test_the_errors_of_one_seed_are_widened_by_what_the_ledger_shows() -> None:
         within = np.mean([d.var(1, ddof=1).mean() / d.shape[1] for d in pairs])
         ratios.append(float(np.sqrt(between / within)))
     assert max(ratios) == pytest.approx(ONE_SEED, abs=0.005)
+    assert widening(15) == pytest.approx(ONE_SEED) and widening(100) > widening(50) > 1.8
+
+
+@pytest.mark.parametrize("clients", [15, 50, 100])
+def test_one_seed_errs_no_more_often_than_it_says_if_seeds_add_what_they_add_at_most(clients: int) -> None:
+    random, wrong = np.random.default_rng(0), 0
+    of_seed = np.sqrt((ONE_SEED**2 - 1) / 15)  # where clients have a standard deviation of 1
+    for _ in range(1000):
+        one = estimate(of_seed * random.normal() + random.normal(size=(1, clients)))
+        wrong += one.p_above() < 0.025
+    assert wrong <= 25 + 3 * 5

@@ -14,9 +14,9 @@ from toy import FAST, five_clients, same, train
 from pfl_lite import __version__
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import make_federation
+from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.report import code_version, load_model
 from pfl_lite.engine.simulation import Simulation, finite, run
-from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, FedProx
 from pfl_lite.models import make_network

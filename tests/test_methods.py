@@ -31,8 +31,8 @@ from toy import (
 )
 
 from pfl_lite.config import RunConfig, make_config
+from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.simulation import Simulation, run
-from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, Method, make_method
 from pfl_lite.methods.apfl import mix

@@ -32,9 +32,9 @@ from toy import (
 from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.augment import crop_flip, random_crops
 from pfl_lite.engine.evaluate import whole_test
+from pfl_lite.engine.local_training import epoch_orders, part_of
 from pfl_lite.engine.report import load_model
 from pfl_lite.engine.simulation import Simulation, run
-from pfl_lite.engine.work import epoch_orders, part_of
 from pfl_lite.errors import InputError
 from pfl_lite.methods import make_method
 from pfl_lite.methods.base import unpack

@@ -23,7 +23,7 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.engine.work import LoopWork
+from pfl_lite.engine.local_training import LoopWork
 from pfl_lite.methods.base import pack, unpack
 
 LINEAR = {"model": "linear"}

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from toy import FAST, five_clients
 
 from pfl_lite.config import make_config
-from pfl_lite.engine import work as engine_work
+from pfl_lite.engine import local_training as engine_work
 from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.evaluate import score
 from pfl_lite.engine.simulation import Simulation

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from toy import FAST, five_clients, row, same, train, work_of
 
 from pfl_lite.config import make_config
+from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.simulation import Simulation
-from pfl_lite.engine.work import epoch_orders
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.methods.base import Batch
 from pfl_lite.models import NETWORKS, NetworkSpec, make_network
 from pfl_lite.models.network import Network
-from pfl_lite.models.training import dropout, fold, keep_mask
+from pfl_lite.models.train_mode import dropout, fold, keep_mask
 
 
 class Normed(nn.Module):

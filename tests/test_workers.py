@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from pfl_lite.cli import app
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.engine import processes
+from pfl_lite.engine.local_training import LocalWork
 from pfl_lite.engine.processes import Forked, over_processes, shares
 from pfl_lite.engine.simulation import Simulation, run
-from pfl_lite.engine.work import LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 

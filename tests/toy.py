@@ -13,8 +13,8 @@ from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.data.images import Card, Images
 from pfl_lite.data.partition import ClientIndices
+from pfl_lite.engine.local_training import LoopWork
 from pfl_lite.engine.simulation import Simulation, run
-from pfl_lite.engine.work import LoopWork
 from pfl_lite.models.network import Parts
 
 FIVE = {"data": "digits", "partition": "dirichlet:0.4", "clients": 5, "seed": 3}

@@ -116,7 +116,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("labels != labels[0]", "labels == labels[0]", "the halves change their names"),
     ],
     # ---- the training loop ----
-    "engine/work.py": [
+    "engine/local_training.py": [
         ("step = {name: momentum * velocity[name] + g", "step = {name: velocity[name] + g", "momentum of 1"),
         ("g + decay * params[name]", "g - decay * params[name]", "weight decay that grows the weights"),
         (
@@ -503,7 +503,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "masks that padding shifts",
         ),
     ],
-    "models/training.py": [
+    "models/train_mode.py": [
         (
             "x * keep_mask(key, rate, x.shape) / (1 - rate)",
             "x * keep_mask(key, rate, x.shape)",

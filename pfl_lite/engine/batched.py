@@ -20,12 +20,12 @@ from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip
 from pfl_lite.engine.gpu import NARROW, Graphs, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.local_training import LocalWork, on_device
 from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
-from pfl_lite.engine.work import LocalWork, on_device
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Batch, Carry, Loss
 from pfl_lite.models import Network, Params
-from pfl_lite.models.training import fold
+from pfl_lite.models.train_mode import fold
 
 IDLE = 0.1
 """Share of the steps of a batched computation that may be padding; clients' last mini-batches, rarely full, come on top."""

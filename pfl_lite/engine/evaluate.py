@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pfl_lite.config import RunConfig
 from pfl_lite.data.federation import Federation
+from pfl_lite.engine.local_training import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.engine.mapping import Mapping
-from pfl_lite.engine.work import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Method
 from pfl_lite.models import Network, Params

@@ -11,7 +11,7 @@ from torch import Tensor
 from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.gpu import Driver
-from pfl_lite.engine.work import LocalSettings, LocalWork, LoopWork, on_device
+from pfl_lite.engine.local_training import LocalSettings, LocalWork, LoopWork, on_device
 from pfl_lite.models import Network, Params
 
 PerClient = Callable[[Params, Params, LocalWork], tuple[Params, ...]]

@@ -21,8 +21,8 @@ import torch
 
 from pfl_lite.config import ExecutionSettings, RunConfig
 from pfl_lite.data.federation import Federation
+from pfl_lite.engine.local_training import LocalWork
 from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client_order, stack_answers
-from pfl_lite.engine.work import LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Sequential
 from pfl_lite.models import Network, Params

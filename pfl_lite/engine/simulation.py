@@ -24,10 +24,10 @@ from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer, check_whole_test
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
+from pfl_lite.engine.local_training import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import Loop, Mapping, PerClient
 from pfl_lite.engine.processes import over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
-from pfl_lite.engine.work import LocalSettings, LocalWork
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain
 from pfl_lite.methods import Method

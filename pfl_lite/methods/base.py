@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
-from pfl_lite.models.training import is_statistic
+from pfl_lite.models.train_mode import is_statistic
 from pfl_lite.seeds import generator
 
 

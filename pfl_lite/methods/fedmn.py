@@ -35,7 +35,7 @@ from pfl_lite.models.modular import (
 )
 from pfl_lite.models.network import Predictor, layers_of
 from pfl_lite.models.router import Router, concrete
-from pfl_lite.models.training import fold
+from pfl_lite.models.train_mode import fold
 from pfl_lite.seeds import generator
 
 MOST_DECISIONS = 1_000_000

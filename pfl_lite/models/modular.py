@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pfl_lite.models.multi_branch import stack_branches
 from pfl_lite.models.network import Network, Params
-from pfl_lite.models.training import dropout, fold
+from pfl_lite.models.train_mode import dropout, fold
 
 
 def decisions(layers: Sequence[int]) -> int:

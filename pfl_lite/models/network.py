@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfl_lite.errors import InputError
-from pfl_lite.models.training import DROPOUTS, check_layers, is_statistic, training_twin
+from pfl_lite.models.train_mode import DROPOUTS, check_layers, is_statistic, training_twin
 from pfl_lite.seeds import generator
 
 Params = dict[str, Tensor]

@@ -210,8 +210,8 @@ for suffix, (where, names) in SCOPES.items():
     linked(
         f"E13{suffix}",
         TABLES,
-        f"PFL-MFE's lead over PFL-FB in E7{suffix} survives if PFL-FB trains on all images of a client, not on three quarters "
-        "(our addition)",
+        f"PFL-MFE is above PFL-FB in the local test, averaged over {where}, even if PFL-FB trains on all images of a client and "
+        "not on three quarters (our addition)",
         [on_average("pfl_mfe", "pfl_fb-all", names)],
     )
 linked(

@@ -18,7 +18,7 @@ from pfl_lite.engine.augment import crop_flip, random_crops
 from pfl_lite.methods.base import Batch, Carry, Direction, Loss
 from pfl_lite.models import Network, Params
 from pfl_lite.models.mixing import mix
-from pfl_lite.models.training import STATISTICS_RATE, fold, is_statistic
+from pfl_lite.models.train_mode import STATISTICS_RATE, fold, is_statistic
 from pfl_lite.seeds import generator
 
 EVALUATION_BATCH = {"cpu": 250, "cuda": 1000}
