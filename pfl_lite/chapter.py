@@ -28,7 +28,7 @@ _ROOMS = {
     "methods.pfedmb": "project_onto_simplex",
     "methods.weighted_mean": "weighted_mean",
     "models": "NETWORKS NetworkSpec SmallCNN",
-    "models.modular": "held in_use safety_path through_blocks",
+    "models.modular": "held in_use routing_report safety_path through_blocks",
     "models.multi_branch": "MultiBranch collapse",
     "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
