@@ -157,7 +157,8 @@ def test_the_page_brings_everything_along() -> None:
 @pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.js")), ids=lambda path: path.stem)
 def test_a_script_is_short(script: Path) -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 200 and max(map(len, lines)) < 150
+    trains = script.stem.startswith("play_")  # a playground: it trains where the others show
+    assert len(lines) < (310 if trains else 200) and max(map(len, lines)) < (280 if trains else 150)
 
 
 def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
