@@ -261,7 +261,7 @@ def test_fedmn_s_claims(verdict: Callable[..., ClaimResult]) -> None:
     def level(name: str, arm: str) -> float:
         tuned = 1.0 if "cifar10-" in name else -1.0
         gain = 3.0 if "cifar100" in name else 1.0
-        return 50 + {"fedmn": gain, "fedem": 0.0, "pfl_ft": tuned - 2}.get(arm, -2.0)
+        return 50 + {"fedmn-works": gain, "fedem": 0.0, "pfl_ft": tuned - 2}.get(arm, -2.0)
 
     assert verdict("M1-lenet", level).verdict == "held"
     assert verdict("M2-lenet", level).value == pytest.approx(2)
@@ -270,7 +270,7 @@ def test_fedmn_s_claims(verdict: Callable[..., ClaimResult]) -> None:
 
 def test_m2_asks_for_a_lead_where_fedmn_is_less_far_behind(verdict: Callable[..., ClaimResult]) -> None:
     ours = {"fedmn-table2-cifar100-lenet": 49.0, "fedmn-table2-cifar10-lenet": 47.0}
-    behind = verdict("M2-lenet", lambda name, arm: ours[name] if arm == "fedmn" else 50.0)
+    behind = verdict("M2-lenet", lambda name, arm: ours[name] if arm == "fedmn-works" else 50.0)
     assert behind.verdict == "failed" and behind.value == pytest.approx(-1)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pfl_lite.errors import InputError
 from pfl_lite.papers.experiment import paper_tables
-from pfl_lite.papers.statistics import ONE_SIDED, Estimate, combined, holm, two_way, verdict
+from pfl_lite.papers.statistics import ONE_SIDED, Estimate, combined, holm, resampled, two_way, verdict
 
 Run = dict[str, Any]
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
@@ -122,28 +122,15 @@ def per_client(runs: Sequence[Run], part: str = "final") -> Array:
     return 100 * np.array([run[part]["test_accuracy"] for run in runs], dtype=float)
 
 
-def resampled(difference: Array, draws: int = 10_000, stream: int = 0) -> Array:
-    """Means of `draws` bootstrap samples of differences [seeds, clients].
+def paired(difference: Array, draws: int = 10_000) -> Paired:
+    """Mean, standard error and 95 % bootstrap interval of paired differences [seeds, clients].
 
     Seeds and clients are drawn anew independently of each other: a client keeps its classes in every seed and
     the clients of a seed share their training, so all pairs together are less evidence than their number.
     """
-    random = np.random.default_rng(stream)
-    seeds, clients = difference.shape
-    s = random.integers(seeds, size=(draws, seeds, 1))
-    c = random.integers(clients, size=(draws, 1, clients))
-    return np.asarray(difference[s, c].mean(axis=(1, 2)))
-
-
-def summary(difference: float, means: Array) -> Paired:
-    """A mean with the standard error and the 95 % interval that its bootstrap means give."""
+    means = resampled(difference, draws)
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(difference), float(means.std()), (float(low), float(high))
-
-
-def paired(difference: Array, draws: int = 10_000) -> Paired:
-    """Mean, standard error and 95 % bootstrap interval of paired differences [seeds, clients]."""
-    return summary(difference.mean(), resampled(difference, draws))
+    return float(difference.mean()), float(means.std()), (float(low), float(high))
 
 
 def by_seed(holds: Sequence[bool]) -> str:

@@ -72,6 +72,15 @@ def two_way(difference: Array) -> Estimate:
     )
 
 
+def resampled(values: Array, draws: int = DRAWS) -> Array:
+    """Means [draws, ...] of values [seeds, clients, ...], with seeds and clients drawn anew independently of each other."""
+    random = np.random.default_rng(0)
+    seeds, clients = values.shape[:2]
+    s = random.integers(seeds, size=(draws, seeds, 1))
+    c = random.integers(clients, size=(draws, 1, clients))
+    return np.asarray(np.nanmean(values[s, c], axis=(1, 2)))
+
+
 def combined(parts: Sequence[Estimate]) -> Estimate:
     """The sum of independent estimates, with the fewest degrees of freedom among them."""
     se = float(np.sqrt(sum(one.se**2 for one in parts)))
@@ -161,15 +170,11 @@ def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
     The interval comes from drawing seeds and clients anew, the same for all methods: it says how far the order of ours is known,
     with one seed as far as clients tell. The gap is the mean over methods of |ours - paper|.
     """
-    seeds, clients, methods = ours.shape
-    random = np.random.default_rng(0)
-    s = random.integers(seeds, size=(draws, seeds, 1))
-    c = random.integers(clients, size=(draws, 1, clients))
     means = np.nanmean(ours, axis=(0, 1))
-    taus = kendall(paper, np.nanmean(ours[s, c], axis=(1, 2)))
+    taus = kendall(paper, resampled(ours, draws))
     low, high = np.quantile(taus, [ONE_SIDED, 1 - ONE_SIDED])
     gap = float(np.abs(means - paper).mean())
-    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, methods)
+    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, len(means))
 
 
 def kendall(a: Array, b: Array) -> Array:
