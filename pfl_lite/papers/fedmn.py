@@ -5,23 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from pfl_lite.data.recipes import parse
 from pfl_lite.methods.fedmn import PROGRAM
 from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, paper_tables, printed
 from pfl_lite.papers.statement import (
+    Array,
     ClaimResult,
     Link,
+    NotTestable,
     Run,
     Runs,
     ahead,
     by_seed,
     claim,
     linked,
+    outcome,
     printed_table,
     says,
     supported,
 )
+from pfl_lite.papers.statistics import two_way
 
 PAPER_BATCH = 128
 
@@ -340,7 +346,50 @@ def fedmn_fig2(name: str) -> Experiment:
     )
 
 
-FEDMN = (*map(fedmn_table2, SETTINGS), *map(fedmn_fig2, FIG2_SETTINGS))
+FREE_RATES = tuple({"lr": lr} for lr in (0.03, 0.1, 0.3))
+SMALL_POOL = {
+    "blocks": "2x2x2", "pretrain": 8, "encoder_width": 64, "width": 64, "router_width": 16, "label_width": 16,
+}  # fmt: skip
+WORKS = WAYS["works"][1]
+GROUP_ROWS: dict[str, tuple[str, Settings]] = {
+    "works": ("FedMN, two changes", WORKS),
+    "printed": ("FedMN, router as printed", {}),
+    "random": ("FedMN, random routes", {"routing": "random"}),
+    "all": ("FedMN, every wire on", {"routing": "all"}),
+    "literal": ("FedMN, two changes, means as printed", WORKS | {"aggregation": "literal"}),
+    "turns": ("FedMN, two changes, clients one after another", WORKS | {"schedule": "sequential"}),
+    "warm": ("FedMN, two changes, temperature 1 throughout", WORKS | {"tau_end": 1.0}),
+}
+FEDMN_GROUPS = Experiment(
+    name="fedmn-groups",
+    title="FedMN's router: three groups that contradict each other (glyphs10, concept:3)",
+    data="glyphs10",
+    model="mlp",
+    partition="concept:3",
+    clients=12,
+    rounds=24,
+    epochs=1,
+    batch_size=67,
+    arms=(
+        Arm("fedavg", "fedavg", "FedAvg", None, FREE_RATES),
+        *(
+            Arm(key, "fedmn", label, None, FREE_RATES, SMALL_POOL | settings)
+            for key, (label, settings) in GROUP_ROWS.items()
+        ),
+    ),
+    deviations=(
+        "An experiment of our own, where the right routes are known. FedMN's rows have 8 rounds of "
+        "pre-training and 16 of their own, FedAvg 24; momentum 0.9, three rates for every row, chosen on validation images of "
+        "another seed (100).",
+    ),
+    ft_every=0,
+    ft_epochs=None,
+    seeds=(0, 1, 2, 3, 4),
+    search_rounds=24,
+    common={"momentum": 0.9},
+)
+
+FEDMN = (*map(fedmn_table2, SETTINGS), *map(fedmn_fig2, FIG2_SETTINGS), FEDMN_GROUPS)
 
 
 # ---- what runs decide ------------------------------------------------------------------------------------------
@@ -467,6 +516,67 @@ def of_fig2(setting: str) -> None:
 
 for setting in FIG2_SETTINGS:
     of_fig2(setting)
+
+
+def last_logits(run: Run) -> Array:
+    """The logits of all bits at the last watched round, [clients, bits]."""
+    kept = (run.get("watch") or {}).get("logits")
+    if not kept:
+        raise NotTestable(f"{run['arm']} seed {run['seed']} kept no logits")
+    return np.array(kept[max(kept, key=int)], dtype=float)
+
+
+@claim(
+    "M5",
+    "fedmn-groups",
+    ("works",),
+    "Clients with similar data get similar probabilities: two of one group lie nearer to each other than two of different groups "
+    "(the paper's reason for a router; our experiment, two changes)",
+)
+def routes_follow_data(runs: Runs) -> ClaimResult:
+    """Mean distance of the clients' probabilities between groups minus that inside groups, by seed."""
+    excess = []
+    for run in runs["works"]:
+        on = 1 / (1 + np.exp(-last_logits(run)))
+        group = np.asarray(parse(run["config"]["partition"]).groups(len(on)))
+        apart, same = np.linalg.norm(on[:, None] - on, axis=-1), np.equal.outer(group, group)
+        pairs = ~np.eye(len(on), dtype=bool)
+        excess.append(apart[~same].mean() - apart[same & pairs].mean())
+    return outcome("distance between groups minus inside", two_way(np.array(excess)[:, None]))
+
+
+linked(
+    "M6",
+    "fedmn-groups",
+    "The learned router is above fixed random routes, above every wire on, and above FedAvg (our experiment, two changes)",
+    ahead("fedmn-groups", "works", "random", "all", "fedavg"),
+)
+linked(
+    "M7",
+    "fedmn-groups",
+    "A block's mean as printed, over all clients, is worse than over its users (our experiment, two changes)",
+    ahead("fedmn-groups", "works", "literal"),
+)
+
+
+@claim(
+    "M9",
+    "fedmn-groups",
+    ("works", "warm"),
+    "A temperature that falls from 1 to 0.1 leaves fewer gates between 0.1 and 0.9 than one that stays (our experiment)",
+)
+def annealing_hardens(runs: Runs) -> ClaimResult:
+    """Expected share of undecided gates at the last round, constant temperature minus falling, by seed."""
+
+    def undecided(run: Run) -> float:
+        tau, logits = run["config"]["method"]["tau_end"], last_logits(run)
+        low, high = (1 / (1 + np.exp(logits - sign * tau * np.log(9))) for sign in (-1, 1))
+        return float((high - low).mean())  # v lies there while the noise lies between two of its quantiles
+
+    fewer = [
+        undecided(warm) - undecided(falls) for warm, falls in zip(runs["warm"], runs["works"], strict=True)
+    ]
+    return outcome("undecided gates, points fewer", two_way(100 * np.array(fewer)[:, None]))
 
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------

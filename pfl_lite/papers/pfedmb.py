@@ -24,6 +24,7 @@ from pfl_lite.papers.statement import (
     count,
     estimate,
     linked,
+    outcome,
     per_client,
     printed_table,
     says,
@@ -468,9 +469,7 @@ def faster(runs: Runs) -> ClaimResult:
     )
     statistic = f"lead of eq. 5 in {weakest}, {names[decides]}"
     decided = verdict([*leads.values()], [0.0] * len(leads))
-    known = np.isfinite(lead.se)
-    se, interval = (lead.se, lead.interval) if known else (None, None)
-    return ClaimResult(statistic, decided, lead.value, se, interval, 0.0, note)
+    return outcome(statistic, lead, note, decided)
 
 
 @claim(
@@ -549,10 +548,9 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
     higher = two_way(np.array(excess)[:, None])
     parts = {verdict([higher], [0.0]), by_seed(shared)}
     decided = "failed" if "failed" in parts else "undecided" if "undecided" in parts else "held"
-    se = higher.se if np.isfinite(higher.se) else None
     note = f"pairs share a branch under eq. 6 in {sum(shared)} of {len(shared)} seeds"
     statistic = "entropy of alpha, eq. 6 minus eq. 5, mean over rounds, nats"
-    return ClaimResult(statistic, decided, float(np.mean(excess)), se, None, 0.0, note)
+    return outcome(statistic, higher, note, decided)
 
 
 @claim(
