@@ -372,7 +372,7 @@ def test_femnist_put_there_by_hand_says_who_wrote_what(folder: Path) -> None:
     data = arrays(62, 62, 62)
     np.savez(folder / "femnist.npz", **data)
     with pytest.raises(
-        InputError, match="has no array train_writers, test_writers: delete it, then it is made from"
+        InputError, match="no array train_writers, test_writers, .* delete it, then it is made from"
     ):
         load("femnist")
     writers = {"train_writers": np.arange(62, dtype=np.int32), "test_writers": np.zeros(62, int)}
@@ -381,7 +381,7 @@ def test_femnist_put_there_by_hand_says_who_wrote_what(folder: Path) -> None:
     assert loaded.train_writers is not None and loaded.train_writers.dtype == np.int64
     for bad in (np.zeros(61, int), np.zeros(62), np.full(62, -1)):
         np.savez(folder / "femnist.npz", **data, **(writers | {"test_writers": bad}))
-        with pytest.raises(InputError, match="one number of a writer an image as test_writers"):
+        with pytest.raises(InputError, match="test_writers of 'femnist' must be"):
             load("femnist")
 
 
@@ -492,15 +492,18 @@ def test_objects_are_never_unpickled(folder: Path) -> None:
         ({"test_labels": None}, "has no array test_labels"),
         (
             {"train_images": np.zeros((20, 28, 28))},
-            "float64 20 x 28 x 28 train_images, not uint8 n x 28 x 28",
+            "train_images of 'fashion_mnist' must be uint8, from 0 to 255, not float64",
         ),
-        ({"train_images": np.zeros((20, 32, 32), np.uint8)}, "uint8 20 x 32 x 32 train_images"),
+        (
+            {"train_images": np.zeros((20, 32, 32), np.uint8)},
+            "train_images of .* have size 32, but their card says size=28",
+        ),
         ({"test_images": np.zeros((10, 28, 28, 3), np.uint8)}, "test_images"),
         ({"train_labels": np.zeros(19, int)}, "train_labels"),
         ({"train_labels": np.zeros(20)}, "train_labels"),
         ({"train_labels": np.zeros((20, 1), int)}, "train_labels"),
-        ({"train_labels": np.arange(20)}, "outside 0..9"),
-        ({"test_labels": np.full(10, -1)}, "outside 0..9"),
+        ({"train_labels": np.arange(20)}, "labels of .* must be 0..9"),
+        ({"test_labels": np.full(10, -1)}, "labels of .* must be 0..9"),
         ({"test_labels": np.zeros(0, int), "test_images": np.zeros((0, 28, 28), np.uint8)}, "test_labels"),
     ],
 )
@@ -516,7 +519,7 @@ def test_a_half_finished_conversion_leaves_no_file(folder: Path, monkeypatch: py
     def power_cut(file: object, **values: np.ndarray) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setitem(images._FETCH, "fashion_mnist", lambda where: arrays())
+    monkeypatch.setattr(images, "_fetch", lambda name, where: arrays())
     monkeypatch.setattr(np, "savez", power_cut)
     with pytest.raises(InputError, match="no space left"):
         load("fashion_mnist")

@@ -387,6 +387,9 @@ _CARDS = (
         writers=3_550,
     ),
 )
+_TORCHVISION_NAMES = {
+    "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "emnist": "EMNIST",
+}  # fmt: skip
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _WRITERS = ("train_writers", "test_writers")
 
@@ -427,7 +430,7 @@ def load(name: str) -> Images:
 
 
 def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
-    """Read and check a data file: the four arrays, labels as int64, and where the card speaks of writers, theirs.
+    """Read and check a data file: the four arrays, and where the card speaks of writers, theirs.
 
     Raises one InputError that names the file if it is damaged, or its arrays are not those of the card.
     """
@@ -442,28 +445,12 @@ def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
     ) as error:  # a broken archive fails in many ways: zip, zlib, header syntax, a shape too large
         raise _damaged(path, card, "is damaged or half-written") from error
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
-    missing = [key for key in keys if not isinstance(arrays.get(key), np.ndarray)]
-    if missing:
-        raise _damaged(path, card, f"has no array {', '.join(missing)}")
-    shape = ["n", card.size, card.size] if card.channels == 1 else ["n", card.size, card.size, card.channels]
-    for split in ("train", "test"):
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        if images.dtype != np.uint8 or list(images.shape[1:]) != shape[1:]:
-            found, wanted = (" x ".join(map(str, dimensions)) for dimensions in (images.shape, shape))
-            raise _damaged(path, card, f"holds {images.dtype} {found} {split}_images, not uint8 {wanted}")
-        whole = labels.ndim == 1 and labels.dtype.kind in "iu"
-        if not whole or len(labels) == 0 or len(labels) != len(images):
-            raise _damaged(path, card, f"does not have one whole number an image as {split}_labels")
-        if labels.min() < 0 or labels.max() >= len(card.classes):
-            raise _damaged(path, card, f"has {split}_labels outside 0..{len(card.classes) - 1}")
-        arrays[f"{split}_labels"] = labels.astype(np.int64)
-        if card.writers:
-            writers = arrays[f"{split}_writers"]
-            if writers.shape != labels.shape or writers.dtype.kind not in "iu" or writers.min() < 0:
-                raise _damaged(
-                    path, card, f"does not have one number of a writer an image as {split}_writers"
-                )
-            arrays[f"{split}_writers"] = writers.astype(np.int64)
+    if missing := [key for key in keys if not np.size(arrays.get(key, ()))]:
+        raise _damaged(path, card, f"has no array {', '.join(missing)}, or an empty one")
+    try:
+        _images(card, arrays)
+    except InputError as error:
+        raise _damaged(path, card, f"is not what it should be ({str(error).partition(':')[0]})") from error
     return arrays
 
 
@@ -565,7 +552,7 @@ def _convert(card: Card, path: Path) -> None:
         return
     try:
         with _timeout(DOWNLOAD_TIMEOUT):
-            arrays = _FETCH[card.name](path.parent / "downloads")
+            arrays = _fetch(card.name, path.parent / "downloads")
         write_npz(path, arrays)
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -606,44 +593,17 @@ def _timeout(seconds: float) -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def _cifar10(folder: Path) -> dict[str, np.ndarray]:
-    from torchvision.datasets import CIFAR10
+def _fetch(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """A data set through torchvision, whose archives stay in `folder`."""
+    from torchvision import datasets
 
-    train, test = (CIFAR10(folder, train=train, download=True) for train in (True, False))
-    return _arrays(train.data, train.targets, test.data, test.targets)
-
-
-def _cifar100(folder: Path) -> dict[str, np.ndarray]:
-    from torchvision.datasets import CIFAR100
-
-    train, test = (CIFAR100(folder, train=train, download=True) for train in (True, False))
-    return _arrays(train.data, train.targets, test.data, test.targets)
-
-
-def _fashion_mnist(folder: Path) -> dict[str, np.ndarray]:
-    from torchvision.datasets import FashionMNIST
-
-    train, test = (FashionMNIST(folder, train=train, download=True) for train in (True, False))
-    return _arrays(train.data, train.targets, test.data, test.targets)
-
-
-def _emnist(folder: Path) -> dict[str, np.ndarray]:
-    from torchvision.datasets import EMNIST
-
-    train, test = (EMNIST(folder, split="byclass", train=train, download=True) for train in (True, False))
-    # The published files go column by column, so torchvision's images are mirrored along their diagonal.
-    return _arrays(train.data.swapaxes(1, 2), train.targets, test.data.swapaxes(1, 2), test.targets)
-
-
-def _arrays(
-    train_images: ArrayLike, train_labels: ArrayLike, test_images: ArrayLike, test_labels: ArrayLike
-) -> dict[str, np.ndarray]:
-    return {
-        "train_images": np.ascontiguousarray(train_images, dtype=np.uint8),
-        "train_labels": np.asarray(train_labels, dtype=np.int64),
-        "test_images": np.ascontiguousarray(test_images, dtype=np.uint8),
-        "test_labels": np.asarray(test_labels, dtype=np.int64),
-    }
-
-
-_FETCH = {"fashion_mnist": _fashion_mnist, "cifar10": _cifar10, "cifar100": _cifar100, "emnist": _emnist}
+    options = {"split": "byclass"} if name == "emnist" else {}
+    kind = getattr(datasets, _TORCHVISION_NAMES[name])
+    arrays = {}
+    for split in ("train", "test"):
+        one = kind(folder, train=split == "train", download=True, **options)
+        # EMNIST's files go column by column, so torchvision's images are mirrored along their diagonal
+        images = one.data.swapaxes(1, 2) if name == "emnist" else one.data
+        arrays[f"{split}_images"] = np.ascontiguousarray(images, dtype=np.uint8)
+        arrays[f"{split}_labels"] = np.asarray(one.targets, dtype=np.int64)
+    return arrays

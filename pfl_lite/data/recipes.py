@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -43,14 +43,36 @@ class Partitioner(ABC):
     by: ClassVar[Literal["label", "writer"]] = "label"
 
     @property
-    @abstractmethod
     def spec(self) -> str:
         """The text that `parse` turns back into this partitioner."""
+        values = (getattr(self, field.name) for field in self.written())
+        return ":".join(
+            [self.usage.partition(":")[0], *(_text(value) for value in values if value is not None)]
+        )
 
     @classmethod
-    @abstractmethod
-    def from_fields(cls, fields: list[str]) -> Partitioner:
+    def written(cls) -> list[Field[Any]]:
+        """The fields that stand between the colons of a spec, in order."""
+        numbers = ("int", "float", "int | None")
+        return [field for field in fields(cls) if getattr(field.type, "__name__", field.type) in numbers]  # type: ignore[arg-type]
+
+    @classmethod
+    def from_texts(cls, texts: list[str]) -> Self:
         """Build the partitioner from the texts between the colons of a spec; raises InputError."""
+        wanted = cls.written()
+        optional = sum(field.default is None for field in wanted)
+        if not len(wanted) - optional <= len(texts) <= len(wanted):
+            name = cls.usage.partition(":")[0]
+            raise InputError(f"partition '{':'.join([name, *texts])}' is not of the form {cls.usage}")
+        return cls(*(cls._number(field, text) for field, text in zip(wanted, texts, strict=False)))
+
+    @classmethod
+    def _number(cls, field: Field[Any], text: str) -> float:
+        kind, words = (float, "a number") if field.type == "float" else (int, "a whole number")
+        try:
+            return kind(text)
+        except ValueError:
+            raise InputError(f"'{text}' is not {words} (the partition is written {cls.usage})") from None
 
     @abstractmethod
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -88,15 +110,6 @@ class Iid(Partitioner):
     usage: ClassVar[str] = "iid"
     summary: ClassVar[str] = "every client gets the same share of every class"
 
-    @property
-    def spec(self) -> str:
-        return "iid"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Iid:
-        _expect(cls, fields, 0)
-        return cls()
-
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         return np.full((clients, len(sizes)), 1 / clients)
 
@@ -114,15 +127,6 @@ class Pairs(Partitioner):
     summary: ClassVar[str] = (
         "clients 2p and 2p+1 share classes 2p and 2p+1 in equal halves (clients = classes)"
     )
-
-    @property
-    def spec(self) -> str:
-        return "pairs"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Pairs:
-        _expect(cls, fields, 0)
-        return cls()
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         classes = len(sizes)
@@ -157,15 +161,6 @@ class Classes(Partitioner):
         if self.k < 1:
             raise InputError(f"the number of classes a client must be at least 1, not {self.k}")
 
-    @property
-    def spec(self) -> str:
-        return f"classes:{self.k}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Classes:
-        _expect(cls, fields, 1)
-        return cls(_whole(cls, fields[0]))
-
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         return _normalise(_balanced_choice(sizes, clients, self.k, rng).astype(float))
 
@@ -192,15 +187,6 @@ class ClassShares(Partitioner):
             raise InputError(
                 f"the bounds of shares:K:A:B must satisfy 0 < A <= B, not {self.low:g} and {self.high:g}"
             )
-
-    @property
-    def spec(self) -> str:
-        return f"shares:{self.k}:{_text(self.low)}:{_text(self.high)}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> ClassShares:
-        _expect(cls, fields, 3)
-        return cls(_whole(cls, fields[0]), _number(cls, fields[1]), _number(cls, fields[2]))
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         held = _balanced_choice(sizes, clients, self.k, rng)
@@ -232,15 +218,6 @@ class Dirichlet(Partitioner):
 
     def __post_init__(self) -> None:
         _check_concentration(self.usage, ALPHA=self.alpha)
-
-    @property
-    def spec(self) -> str:
-        return f"dirichlet:{_text(self.alpha)}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Dirichlet:
-        _expect(cls, fields, 1)
-        return cls(_number(cls, fields[0]))
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         if clients * self.minimum > sizes.sum():
@@ -286,10 +263,6 @@ class DirichletRounded(Dirichlet):
         "each class split over clients by Dirichlet(ALPHA), rounded, some images left over"
     )
 
-    @property
-    def spec(self) -> str:
-        return f"dirichlet_rounded:{_text(self.alpha)}"
-
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         shares = np.zeros((clients, len(sizes)))
         for c in np.flatnonzero(sizes):
@@ -323,15 +296,6 @@ class LabelGroups(Partitioner):
         if self.count < 1:
             raise InputError(f"the number of groups G of {self.usage} must be at least 1, not {self.count}")
         _check_concentration(self.usage, ALPHA=self.alpha)
-
-    @property
-    def spec(self) -> str:
-        return f"groups:{self.count}:{_text(self.alpha)}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> LabelGroups:
-        _expect(cls, fields, 2)
-        return cls(_whole(cls, fields[0]), _number(cls, fields[1]))
 
     def piles(self, classes: int, rng: np.random.Generator) -> np.ndarray:
         _check_groups(self.spec, self.count, classes)
@@ -372,16 +336,6 @@ class Pachinko(Partitioner):
 
     def __post_init__(self) -> None:
         _check_concentration(self.usage, ALPHA=self.alpha, BETA=self.beta)
-
-    @property
-    def spec(self) -> str:
-        """The text, without `coarse`: superclasses of one's own are given as `Pachinko(...)`, not as a text."""
-        return f"pachinko:{_text(self.alpha)}:{_text(self.beta)}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Pachinko:
-        _expect(cls, fields, 2)
-        return cls(_number(cls, fields[0]), _number(cls, fields[1]))
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         if len(self.coarse) != len(sizes):
@@ -424,15 +378,6 @@ class _Grouped(Partitioner):
             raise InputError(
                 f"the number of groups G of {self.usage} must be at least {self.least}, not {self.count}"
             )
-
-    @property
-    def spec(self) -> str:
-        return self.usage.replace("G", str(self.count))
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Self:
-        _expect(cls, fields, 1)
-        return cls(_whole(cls, fields[0]))
 
     def groups(self, clients: int) -> np.ndarray:
         if self.count > clients:
@@ -512,17 +457,6 @@ class Writers(Partitioner):
         if self.k is not None and self.k < 1:
             raise InputError(f"the number of writers a client must be at least 1, not {self.k}")
 
-    @property
-    def spec(self) -> str:
-        return "writers" if self.k is None else f"writers:{self.k}"
-
-    @classmethod
-    def from_fields(cls, fields: list[str]) -> Writers:
-        if not fields:
-            return cls()
-        _expect(cls, fields, 1)
-        return cls(_whole(cls, fields[0]))
-
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         present, least = np.flatnonzero(sizes), self.k or 1
         if clients * least > len(present):
@@ -567,10 +501,10 @@ def parse(spec: str) -> Partitioner:
             f"a partition is written as text, e.g. 'dirichlet:0.4', not {type(spec).__name__}: for clients of your own "
             "use Federation.build(images, [ClientIndices(train, val, test), ...])"
         )
-    name, *fields = spec.strip().split(":")
+    name, *texts = spec.strip().split(":")
     if name not in PARTITIONERS:
         raise unknown("partition", name, PARTITIONERS)
-    return PARTITIONERS[name].from_fields(fields)
+    return PARTITIONERS[name].from_texts(texts)
 
 
 def describe() -> list[tuple[str, str]]:
@@ -605,30 +539,10 @@ def _check_concentration(usage: str, **values: float) -> None:
             raise InputError(f"the concentration {name} of {usage} must be above 0, not {value:g}")
 
 
-def _expect(kind: type[Partitioner], fields: list[str], number: int) -> None:
-    if len(fields) != number:
-        name = kind.usage.split(":")[0]
-        raise InputError(f"partition '{':'.join([name, *fields])}' is not of the form {kind.usage}")
-
-
-def _number(kind: type[Partitioner], text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"'{text}' is not a number (the partition is written {kind.usage})") from None
-
-
 def _text(value: float) -> str:
     """The shortest text that reads back as this number: short as `0.4`, or with all its digits."""
-    short = f"{value:g}"
+    short = str(value) if isinstance(value, int) else f"{value:g}"
     return short if float(short) == value else repr(float(value))
-
-
-def _whole(kind: type[Partitioner], text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"'{text}' is not a whole number (the partition is written {kind.usage})") from None
 
 
 def _balanced_choice(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
