@@ -34,7 +34,7 @@ book: environment ## run every chapter from scratch, then build the site from th
 site: environment ## build the site from the chapters as they are stored (fast; this is what is published)
 	@$(PY) tools/build_site.py --source book --output _build/site
 
-pdf: environment ## the whole book as one PDF, from the chapters as they are stored (_build/pdf; needs Chromium)
+pdf: environment ## the course as one PDF, from the chapters as they are stored (_build/pdf; needs Chromium)
 	@$(PY) tools/make_pdf.py
 
 course: environment ## the teacher's files: student and instructor notebooks, grading, slides, a zip (_build/course)

@@ -19,6 +19,7 @@ CODE_LINES = 36  # more do not fit on a slide
 EQUATIONS = 2  # on one slide
 SENTENCES = 2  # of a section's first paragraph, and of a point of what one has learned
 LEFT_OUT = {"Exercises", "Further reading", "Quiz"}
+FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 
 
 def blocks(text: str) -> Iterator[str]:
@@ -68,8 +69,8 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
     """The slides of a chapter as (reveal's type of the cell, cell).
 
     The rule: the title with what one will learn; a slide for every section with its first two sentences, and the formula that
-    they lead to; its numbered equations, each with the sentence that leads to it; a slide a figure; in sections that derive, the
-    code that fits on a slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a
+    they lead to; its numbered equations, each with the sentence that leads to it; one slide per figure; code that is not folded
+    and fits on a slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a
     cell's own `slideshow.slide_type` goes before the rule: `skip` leaves it out, any other keeps it whole.
     """
     section, fresh, equations, before, unfinished = "", False, 0, "", False
@@ -99,7 +100,11 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                 hidden = {"transient": {"remove_source": True}}
                 yield "subslide", new_code_cell("", outputs=[picture], metadata=hidden)
                 yield "-", new_markdown_cell(writer.caption(figure))
-            elif "derive" in section.lower() and not figure and cell.source.count("\n") < CODE_LINES:
+            elif (
+                not FOLDED & set(cell.metadata.get("tags", []))
+                and not figure
+                and cell.source.count("\n") < CODE_LINES
+            ):
                 yield "subslide", new_code_cell(cell.source)
             continue
         text = writer.plain(cell.source)
@@ -134,6 +139,8 @@ def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, Not
                     lead = lead_of(before)
                     yield "-", new_markdown_cell(f"{lead}\n\n{block}" if lead else block)
                 before, unfinished = "", False
+            elif block.startswith("![") and section == chapter.title:
+                yield "-", new_markdown_cell(block)
             elif block.startswith("> ") and section == chapter.title:
                 yield "-", new_markdown_cell("\n".join(line[2:] for line in block.splitlines()))
                 fresh = False

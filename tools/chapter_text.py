@@ -16,6 +16,8 @@ from pybtex.database import parse_file
 GATE = re.compile(r"^```\{(exercise|solution)-(start|end)\} *(.*)\n((?::.*\n)*)```$\n?", re.MULTILINE)
 KIND = re.compile(r"\(?(recall|derive|code|explore)\b", re.IGNORECASE)
 KINDS = ("recall", "derive", "code", "explore")
+LAB = "lab-"  # the page lab-NAME is the laboratory of the unit NAME
+BESIDE = {"Playgrounds", "Laboratory", "Reference"}  # parts of the contents that are not the course
 
 
 class Exercise(NamedTuple):

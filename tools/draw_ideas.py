@@ -345,7 +345,7 @@ IDEAS: dict[str, Idea] = {
         "widths change.",
     ),
     "participation": Idea(
-        participation, "federated-learning-in-twenty-lines", "cell-30",
+        participation, "lab-federated-learning-in-twenty-lines", "cell-30",
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn.",
         "Eight offices, two of them asked in each round ($C = 1/4$). What to see: a row has long gaps, so a "

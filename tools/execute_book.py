@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -79,6 +80,10 @@ def main() -> int:
     print(f"Running {len(chapters)} chapters, {arguments.jobs} at a time", flush=True)
     started = time.perf_counter()
     failed = 0
+    note = (
+        Path(__file__).resolve().parent.parent / "_build" / "seconds.json"
+    )  # tools/count_units.py shows them
+    took = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         names = ", ".join(chapter.stem for chapter in chapters[: arguments.jobs])
         print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
@@ -86,10 +91,13 @@ def main() -> int:
         for done, job in enumerate(as_completed(jobs), start=1):
             chapter, seconds, problem = job.result()
             failed += bool(problem)
+            took[chapter.stem] = round(seconds, 1)
             line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
             print(line, flush=True)
             if (later := done + arguments.jobs - 1) < len(chapters):
                 print(f"       now {chapters[later].stem}", flush=True)
+    note.parent.mkdir(exist_ok=True)
+    note.write_text(json.dumps(took, indent=1), encoding="utf-8")
     seconds = time.perf_counter() - started
     print(f"{len(chapters) - failed} of {len(chapters)} chapters ran, in {seconds:.0f} s", flush=True)
     return 1 if failed else 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import nbformat
 from chapter_slides import write_slides
-from chapter_text import Chapter, Exercise, Piece, Writer, pieces
+from chapter_text import LAB, Chapter, Exercise, Piece, Writer, pieces
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 from nbgrader.apps import NbGraderAPI
@@ -158,8 +158,8 @@ READ_FIRST = """# A course on personalized federated learning
 
 | Folder | For | What |
 |---|---|---|
-| `student/` | students | the chapters as notebooks, with stubs in the place of solutions |
-| `slides/` | everybody | one file a chapter; opens in a browser, without a network |
+| `student/` | students | units and laboratories as notebooks, with stubs in the place of solutions |
+| `slides/` | every reader | one file per unit; opens in a browser, without a network |
 | `instructor/` | teachers | the same notebooks with solutions, and answers to the exam questions |
 | `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
 
@@ -216,13 +216,14 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
         source.mkdir(parents=True)
         nbformat.write(edition(chapter, writer, solved=False), source / f"{chapter.name}.ipynb")
         for name in pictures(chapter):
-            for folder in (source, student, instructor):
+            for folder in (source, student, instructor, slides):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(book / name, folder / name)
         release(grading, chapter.name)
         shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
-        write_slides(chapter, writer, slides)
+        if not chapter.name.startswith(LAB):
+            write_slides(chapter, writer, slides)
         print(f"  {chapter.name}", flush=True)
     shutil.copy(book / "_instructor/exam-answers.md", instructor)
     for licence in ("LICENSE", "LICENSE-TEXT"):

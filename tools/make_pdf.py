@@ -1,4 +1,4 @@
-"""Print the whole book into one PDF: Jupyter Book puts it on one page, and headless Chromium prints that page."""
+"""Print the course into one PDF: Jupyter Book puts the whole book on one page, and headless Chromium prints its part of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from typing import Any
 import yaml
 from bs4 import BeautifulSoup, Tag
 from build_site import ROOT, build
+from chapter_text import BESIDE
 
 NAME = "personalized-federated-learning.pdf"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Formulas and explorers have so many milliseconds of the page's own clock, which runs as fast as the machine can.
 PATIENCE = 120_000
+PRINTED_TOO = {"notation", "bibliography"}  # of what is not the course
 
 
 def chromium() -> str | None:
@@ -46,7 +48,7 @@ def heading(section: Tag) -> str:
 
 
 def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: dict[str, int]) -> str:
-    """The page of the whole book as it is printed: a title page, the contents with page `numbers`, and the chapters.
+    """The page of the whole book as it is printed: a title page, the contents with page `numbers`, and the course's chapters.
 
     Solutions and answers are open; hidden code, which draws figures, is left out; so is what only a browser can do.
     A chapter that `numbers` lacks gets no number, as in the first of two passes.
@@ -59,15 +61,25 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     assert isinstance(first, Tag)
     first.insert(0, soup.new_tag("span", id=f"document-{toc['root']}"))
     sections = {toc["root"]: first}
+    printed: list[dict[str, Any]] = []
     for part in toc["parts"]:
-        sections |= {one["file"]: chapter(article, one["file"]) for one in part["chapters"]}
+        names = [one["file"] for one in part["chapters"]]
+        kept = [name for name in names if part["caption"] not in BESIDE or name in PRINTED_TOO]
+        for name in names:
+            section = chapter(article, name)
+            if name in kept:
+                sections[name] = section
+            else:
+                section.decompose()
+        if kept:
+            printed.append({"caption": part["caption"], "chapters": [{"file": name} for name in kept]})
     for section in sections.values():
         section["class"] = "chapter"
         if section is not first:  # a level below the first chapter, which is no other's chapter
             for each in section.find_all(re.compile("^h[2-6]$")):
                 each.name = f"h{int(each.name[1]) - 1}"
     lines = ["<h1>Contents</h1>"]
-    for part in [{"caption": "", "chapters": [{"file": toc["root"]}]}, *toc["parts"]]:
+    for part in [{"caption": "", "chapters": [{"file": toc["root"]}]}, *printed]:
         if part["caption"]:
             lines.append(f"<h2>{escape(part['caption'])}</h2>")
         for name in (one["file"] for one in part["chapters"]):
@@ -85,7 +97,8 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     title = (
         f'<section class="title-page"><h1>{escape(config["title"])}</h1><p>{escape(config["author"])}</p>'
         f'<p class="below">{escape(config["copyright"])}<br>Printed from the site. Code that only draws figures is in the'
-        " notebooks; so are explorers and animations, of which this file shows one picture each.</p></section>"
+        " notebooks; so are explorers and animations, of which this file shows one picture each. Laboratories and reference"
+        " pages are on the site.</p></section>"
     )
     front = BeautifulSoup(f'{title}<nav class="book-contents">{"".join(lines)}</nav>', "html.parser")
     soup.body.clear()

@@ -1,0 +1,44 @@
+"""Units of the course are short, and each that has been cut has its laboratory behind it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).resolve().parent.parent
+UNITS = sorted(path.stem.removeprefix("lab-") for path in (ROOT / "book").glob("lab-*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def units() -> Iterator[ModuleType]:
+    """tools/count_units.py."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    yield importlib.import_module("count_units")
+    sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_short_and_leads_to_its_laboratory(units: ModuleType, name: str) -> None:
+    known = {chapter.name: chapter for chapter in units.chapters(ROOT / "book")}
+    unit, lab = known[name], known[f"lab-{name}"]
+    found = units.count(unit)
+    assert found.words <= units.WORDS and found.code <= units.CODE and not found.wide, found
+    assert lab.title.startswith("Laboratory: ") and f"]({name})" in lab.notebook.cells[0].source
+    assert any(f"](lab-{name})" in cell.source for cell in unit.notebook.cells)
+    assert list(known).index(name) < list(known).index(lab.name)
+
+
+def test_what_is_counted(units: ModuleType) -> None:
+    text = "# Two words\n\n$$\nx = 1\n$$ (eq-x)\n\n![not these](a.svg)\n\n```{figure} b.svg\n:alt: nor these\n\nBut these\n```"
+    assert units.words(text) == 5  # and the label of the equation
+    folded = new_code_cell("a = 1\nb = 2", metadata={"tags": ["hide-input"]})
+    seen = new_code_cell("c = 3\n\n" + "d" * 96, outputs=[new_output("stream", text="e" * 96 + "\nf\n")])
+    cells = [new_markdown_cell(text), folded, seen, new_markdown_cell("No question", id="quiz")]
+    chapter = units.Chapter("x", 1, "X", new_notebook(cells=cells))
+    assert units.count(chapter) == units.Count(words=5, code=2, figures=2, wide=2)
