@@ -372,7 +372,7 @@ def test_femnist_put_there_by_hand_says_who_wrote_what(folder: Path) -> None:
     data = arrays(62, 62, 62)
     np.savez(folder / "femnist.npz", **data)
     with pytest.raises(
-        InputError, match="no array train_writers, test_writers, .* delete it, then it is made from"
+        InputError, match=r"no array train_writers, test_writers, .* delete it, then it is made from"
     ):
         load("femnist")
     writers = {"train_writers": np.arange(62, dtype=np.int32), "test_writers": np.zeros(62, int)}
