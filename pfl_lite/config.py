@@ -216,7 +216,7 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     kind = METHODS.get(own.get("name", ""))
     if kind is None:
         return filled
-    return filled | {"method": {f.name: f.default for f in fields(kind)} | kind.before | own}
+    return filled | {"method": {f.name: f.metadata.get("before", f.default) for f in fields(kind)} | own}
 
 
 def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) -> None:
@@ -258,7 +258,7 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
         for name, value in settings.items()
         if name in kinds and not (value is None and name in TUNING)
     }
-    config = RunConfig(method=method, **({"ft_epochs": method.tuning} | run))
+    config = RunConfig(method=method, **({"ft_epochs": method.ft_epochs} | run))
     if advice := method.advise(config):
         warnings.warn(advice, stacklevel=2)
     return config

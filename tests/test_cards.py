@@ -72,7 +72,7 @@ class TestCard:
 
     def test_nothing_is_personal_without_a_piece_of_ones_own(self, method: str) -> None:
         card = cards.CARDS[method]
-        one_model = METHODS[method].one_model and not METHODS[method].tuning
+        one_model = METHODS[method].traits.one_model and not METHODS[method].ft_epochs
         assert card.when.startswith("never") == one_model
         if not card.when.startswith("never"):
             assert any(piece.own for piece in card.office) or "group" in card.office[0].label

@@ -332,7 +332,7 @@ def test_cfl_s_scored_models_are_never_those_of_test_images() -> None:
 
 def test_cfl_s_server_holds_one_model_a_cell_and_counts_one_model_each_way(federation: Any) -> None:
     sim = train("cfl", federation, **LINEAR, gamma=0.9, warmup=0, epochs=1)
-    models = sim.method.server_model(sim.server)
+    models = sim.method.inspect(sim.server, sim.clients)[0]
     assert len(models["fc.weight"]) == len(sim.state()["cluster"].unique()) > 1
     assert same(pack("cell", models), {k: t for k, t in sim.server.items() if k.startswith("cell/")}, 0)
     last = sim.history.rounds[-1]

@@ -26,7 +26,7 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.methods.base import pack, unpack
+from pfl_lite.methods.base import pack, train_gradient, unpack
 from pfl_lite.models import NETWORKS, NetworkSpec
 
 LINEAR = {"model": "linear"}
@@ -101,16 +101,16 @@ def test_scaffold_s_first_round_is_fedavg_s_and_its_second_is_not(federation: An
     a, b = (untrained(method, federation, **LINEAR, **extra) for method, extra in
             (("scaffold", {}), ("fedavg", {"weights": "uniform"})))  # fmt: skip
     a.step(), b.step()
-    assert same(a.method.server_model(a.server), b.server)
+    assert same(a.method.inspect(a.server, a.clients)[0], b.server)
     a.step(), b.step()
-    assert not same(a.method.server_model(a.server), b.server, 1e-4)
+    assert not same(a.method.inspect(a.server, a.clients)[0], b.server, 1e-4)
 
 
 def test_scaffold_of_identical_clients_under_full_batches_is_fedavg(federation: Any) -> None:
     copies = replace(federation, train=[federation.train[0]] * 5)
     settings = {**LINEAR, "batch_size": FULL_BATCH, "rounds": 4}
     a, b = train("scaffold", copies, **settings), train("fedavg", copies, **settings)
-    assert same(a.method.server_model(a.server), b.server)
+    assert same(a.method.inspect(a.server, a.clients)[0], b.server)
 
 
 def test_scaffold_s_control_after_one_step_is_the_client_s_gradient_at_the_received_model(
@@ -119,8 +119,8 @@ def test_scaffold_s_control_after_one_step_is_the_client_s_gradient_at_the_recei
     sim = untrained("scaffold", federation, **LINEAR, batch_size=FULL_BATCH, epochs=1, rounds=2)
     for number in (1, 2):  # the second time the step was corrected, which option II takes out again
         with torch.no_grad():
-            w = sim.method.server_model(sim.server)
-            gradients = [work_of(sim, i, number).train_gradient(w) for i in range(5)]
+            w = sim.method.inspect(sim.server, sim.clients)[0]
+            gradients = [train_gradient(w, work_of(sim, i, number)) for i in range(5)]
         sim.step()
         _, own = controls(sim)
         assert all(same(row(own, i), gradients[i]) for i in range(5))
@@ -138,7 +138,7 @@ def test_scaffold_step_by_hand() -> None:
     assert of_class_a(uploads)[0] == pytest.approx([0.7, -0.6])
     assert of_class_a(unpack("control", states))[0] == pytest.approx([-0.5, 0.5])
     sim.step()
-    assert of_class_a(sim.method.server_model(sim.server))[0] == pytest.approx(0.6 * 0.05)
+    assert of_class_a(sim.method.inspect(sim.server, sim.clients)[0])[0] == pytest.approx(0.6 * 0.05)
     assert of_class_a(unpack("control", sim.server))[0] == pytest.approx(0.1 + (-0.8 + 0.5) / 2)
 
 

@@ -44,7 +44,7 @@ def meeting(
     """Client 0 of the two, whose one image is (+1, a), with models that set W_a alone; what `mix` answers."""
     sim = zero_start("fedfomo", models=1 + len(others), **settings)
     received = {k: torch.stack([model(w, w_b=0.0)[k] for w in others]) for k in model(0)}
-    received |= {"candidates": torch.tensor([1] * len(others))}
+    received |= {"places": torch.tensor([0] + [1] * len(others))}
     client = pack("own", model(own, w_b=0.0)) | pack("before", model(before, w_b=0.0))
     client |= {"weights": torch.zeros(2, dtype=torch.float64)}
     with torch.no_grad():

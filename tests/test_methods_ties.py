@@ -24,7 +24,7 @@ from toy import (
 )
 
 from pfl_lite.engine.local_training import LoopWork
-from pfl_lite.methods.base import pack, unpack
+from pfl_lite.methods.base import pack, train_gradient, unpack
 
 LINEAR = {"model": "linear"}
 
@@ -283,8 +283,8 @@ def test_perfedavg_draws_its_inner_gradient_from_other_batches(federation: Any) 
     uploads, _ = worked(sim)
     with torch.no_grad():
         work = work_of(sim, 0)
-        inner = sim.method.adapt(sim.server, work.train_gradient(sim.server))
-        outer = work.train_gradient(inner)
+        inner = sim.method.adapt(sim.server, train_gradient(sim.server, work))
+        outer = train_gradient(inner, work)
     assert same(row(uploads, 0), {k: sim.server[k] - 0.1 * outer[k] for k in outer})
     # in smaller ones the two gradients of a step see different images, in two orders of the whole epoch
     small = untrained("perfedavg", federation, **LINEAR, inner_lr=0.2, batch_size=100, epochs=1)

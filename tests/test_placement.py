@@ -95,8 +95,12 @@ class OnMeta:
 
     def tune(self) -> None:
         method = self.method
-        how = method.plain_sgd if method.finetune == "plain_sgd" else method.own_update
-        self.each(lambda server, client, work: (how(method.download(server, client, work.id), client, work),))
+
+        def one(server: Params, client: Params, work: Any) -> tuple[Params]:
+            received = method.download(server, client, work.id)
+            return (method.fine_tune(received, client, work, method.finetune),)
+
+        self.each(one)
 
 
 def meta(tree: Any) -> Any:

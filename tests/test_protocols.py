@@ -84,7 +84,7 @@ def test_every_search_and_every_result_has_settings_that_can_be(one: Experiment)
             )
         model = arm.settings.get("model", one.model)
         if model.startswith("mobilenet"):
-            assert METHODS[arm.method].fits_batch_norm, f"{arm.key} refuses batch norm"
+            assert METHODS[arm.method].traits.fits_batch_norm, f"{arm.key} refuses batch norm"
     assert one.search_seed not in one.seeds
 
 

@@ -33,15 +33,16 @@ def watched(kind: type[Method], sent: list[Params], seen: list[Params]) -> type[
         return message
 
     def looked(hook: str) -> Any:
-        def answer(self: Method, received: Params, client: Params, work: Work) -> Params:
+        def answer(self: Method, received: Params, client: Params, work: Work, *rule: str) -> Params:
             seen.append(received)
-            found: Params = getattr(kind, hook)(self, received, client, work)
+            found: Params = getattr(kind, hook)(self, received, client, work, *rule)
             return found
 
         return answer
 
-    down = {hook: noted(hook) for hook in ("download", "download_newcomer")}
-    look = {hook: looked(hook) for hook in ("personal", "adapt_newcomer", "own_update", "plain_sgd")}
+    asked = [hook for hook in ("download", "download_newcomer") if hasattr(kind, hook)]
+    looks = [hook for hook in ("personal", "adapt_newcomer", "fine_tune") if hasattr(kind, hook)]
+    down, look = {hook: noted(hook) for hook in asked}, {hook: looked(hook) for hook in looks}
     return type(kind.__name__, (kind,), {**down, **look})
 
 

@@ -67,7 +67,7 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
 
 
-FITTING = [name for name, method in METHODS.items() if method.fits_batch_norm]
+FITTING = [name for name, method in METHODS.items() if method.traits.fits_batch_norm]
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pfl_lite.methods.base import Method
+from pfl_lite.methods.base import Method, Newcomers, Sequential, Work
 from pfl_lite.models import NETWORKS
 
 PAGE = Path(__file__).resolve().parent.parent / "book" / "your-own.md"
@@ -65,16 +65,41 @@ def test_the_code_on_data_runs_by_itself() -> None:
     assert all("NaN" not in scores[str(i)] for i in range(6))
 
 
+def own_names(kind: type) -> set[str]:
+    """What a class declares: functions, properties and annotated names that are public."""
+    return {name for name in {**vars(kind), **kind.__annotations__} if not name.startswith("_")}
+
+
+def test_the_interface_stays_small() -> None:
+    facts = {name for name in Method.__annotations__ if "ClassVar" in str(Method.__annotations__[name])}
+    assert len(own_names(Method) - facts) <= 14
+    assert len(facts) <= 6
+    assert len(own_names(Work)) <= 18
+    assert own_names(Newcomers) == {"download_newcomer", "adapt_newcomer"}
+    assert own_names(Sequential) == {"in_turns", "hand_over"}
+
+
 def test_the_table_of_answers_is_the_code_s() -> None:
-    rows = re.findall(
-        r"^\| `(\w+)` \((.*?)\) \|.*\| (.*?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert len(rows) == 13
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \((.*?)\) \|.*\| (.*?) \|$", page, re.MULTILINE)
+    answers = {name for name in own_names(Method) if callable(getattr(Method, name, None))}
+    assert {name for name, *_ in rows} == answers
     for name, arguments, default in rows:
         function = getattr(Method, name)
         assert ["self", *arguments.split(", ")] == list(inspect.signature(function).parameters), name
         assert ("unanswered" in inspect.getsource(function)) == (default == "an error"), name
         assert ("return None" in inspect.getsource(function)) == (default == "`None`"), name
+    for fact in (
+        "name",
+        "about",
+        "tracked",
+        "finetune",
+        "ft_epochs",
+        "traits",
+        "adapt_newcomer",
+        "hand_over",
+    ):
+        assert f"`{fact}`" in page, fact
 
 
 def code_lines(block: str) -> list[bool]:

@@ -355,7 +355,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         (".log_softmax(1) for m", " for m", "logits mixed in the place of probabilities"),
         ("network.init(seed, copy=m)", "network.init(seed)", "equal components, which stay equal"),
         (
-            'return {"mixture": work.train_mean(self.responsibilities(received, client, work))}',
+            'return {"mixture": train_mean(self.responsibilities(received, client, work), work)}',
             "return client",
             "a newcomer keeps uniform weights",
         ),
@@ -397,7 +397,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "adaptation uphill",
         ),
         (
-            "return self.adapt(received, work.train_gradient(received))",
+            "return self.adapt(received, train_gradient(received, work))",
             "return received",
             "scored without adaptation",
         ),
@@ -635,15 +635,15 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "F.logsigmoid(z) + general",
             "probabilities that do not sum to 1",
         ),
-        ('work.passes(part="per")', 'work.passes(part="all")', "the expert learns from the gate's images"),
+        ('work.epochs(part="per")', 'work.epochs(part="all")', "the expert learns from the gate's images"),
         (
-            'work.passes("gate", part="gate")',
-            'work.passes("gate", part="per")',
+            'work.epochs("gate", part="gate")',
+            'work.epochs("gate", part="per")',
             "the gate learns from the expert's images",
         ),
         (
-            'work.passes("gate", part="gate")',
-            'work.passes("weights", part="gate")',
+            'work.epochs("gate", part="gate")',
+            'work.epochs("weights", part="gate")',
             "the gate's epochs are not its own",
         ),
         (

@@ -166,8 +166,8 @@ class VmapWork(LocalWork):
         each = np.array([self.steps_of(i) for i in self.ids])
         return on_device(each, self.federation.images.device)[self.slot]
 
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
-        return self.drawn(purpose, shape, fixed)[self.slot]
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
+        return self.drawn(purpose, shape, per)[self.slot]
 
     # ---- data -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class VmapWork(LocalWork):
     def batches(self, phase: str = "weights", epochs: int | None = None, part: str = "all") -> BatchSchedule:
         return self.schedule(self.orders(phase, epochs, part), phase)
 
-    def passes(
+    def epochs(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[BatchSchedule]:
         orders = self.orders(phase, epochs, part)
@@ -229,7 +229,7 @@ class VmapWork(LocalWork):
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
+    def reduced(self, step: Callable[..., Carry], carry: Carry, streams: Sequence[Iterable[Batch]]) -> Carry:
         """As everywhere; on a GPU the step is recorded once and replayed, unless it is part of another derivative."""
         columns = [stream for stream in streams if isinstance(stream, BatchSchedule)]
         alike = len(columns) == len(streams) and len({len(stream) for stream in columns}) == 1
@@ -239,7 +239,7 @@ class VmapWork(LocalWork):
             or not self.replay.wants(len(columns[0]))
             or torch.is_grad_enabled()
         ):
-            return super().reduce_batches(step, carry, *streams)
+            return super().reduced(step, carry, streams)
 
         def numbered(carry: Carry, number: Tensor) -> Carry:
             return self.moved(step, carry, [stream.at(number) for stream in columns])

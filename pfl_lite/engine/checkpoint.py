@@ -60,7 +60,9 @@ def read_checkpoint(
 
 def trajectory(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
-    free = {"clients_per_batch", "convolution", "graphs"} | (set() if config.method.anneals else {"rounds"})
+    free = {"clients_per_batch", "convolution", "graphs"} | (
+        set() if config.method.traits.anneals else {"rounds"}
+    )
     return {name: value for name, value in config.as_dict().items() if name not in free}
 
 

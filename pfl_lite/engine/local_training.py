@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip, random_crops
-from pfl_lite.methods.base import Batch, Carry, Direction, Loss
+from pfl_lite.errors import InputError
+from pfl_lite.methods.base import Batch, Carry, Direction, Loss, Work
 from pfl_lite.models import Network, Params
-from pfl_lite.models.mixing import mix
 from pfl_lite.models.train_mode import STATISTICS_RATE, fold, is_statistic
 from pfl_lite.seeds import generator
 
@@ -56,7 +56,41 @@ def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, e
     return np.array(orders, dtype=np.int64).reshape(epochs, samples)  # a phase may have no epochs
 
 
-class LocalWork:
+@dataclass(frozen=True)
+class SGD:
+    """SGD with momentum and weight decay, as torch does it; running statistics follow the batches', whatever the run's SGD."""
+
+    momentum: float
+    decay: float
+    lr: float | Tensor
+    batch_norm: bool = False
+
+    def start(self, params: Params) -> Carry:
+        """The parameters and their momentum buffers: zeros, or {} without momentum."""
+        return params, {name: torch.zeros_like(w) for name, w in params.items()} if self.momentum else {}
+
+    def step(
+        self, carry: Carry, gradient: Params, scale: Mapping[str, float | Tensor] | None = None
+    ) -> Carry:
+        """New parameters and momentum buffers; `scale` multiplies the learning rate, by name."""
+        (params, velocity), step = carry, gradient
+        if self.decay:
+            step = {name: g + self.decay * params[name] for name, g in step.items()}
+        if self.momentum:
+            step = velocity = {name: self.momentum * velocity[name] + g for name, g in step.items()}
+        if scale is not None:
+            step = {name: scale[name] * g for name, g in step.items()}
+        moved = {name: stepped(w, step[name], self.lr) for name, w in params.items()}
+        if self.batch_norm:
+            moved |= {
+                name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
+                for name, w in params.items()
+                if is_statistic(name)
+            }
+        return moved, velocity
+
+
+class LocalWork(Work):
     """One client's round (the `Work` that methods see); subclasses say where batches come from and how to differentiate."""
 
     def __init__(
@@ -83,15 +117,6 @@ class LocalWork:
         """The client's number."""
         raise NotImplementedError
 
-    def size(self, split: str) -> int | Tensor:
-        """How many images the client has in a split."""
-        raise NotImplementedError
-
-    @property
-    def steps(self) -> int | Tensor:
-        """K, how many mini-batches its E local epochs have."""
-        raise NotImplementedError
-
     def used(self, samples: int) -> int:
         """How many of its images a client visits in an epoch: all; for batch norm only full mini-batches, if there is one."""
         full = samples // self.settings.batch_size * self.settings.batch_size
@@ -104,24 +129,16 @@ class LocalWork:
         )
 
     @property
-    def most_steps(self) -> int:
-        """The largest K of the clients that work at the same time."""
-        return max(self.steps_of(i) for i in self.ids)
-
-    @property
     def rounds(self) -> int:
         """T, how many rounds the run has."""
         return self.settings.rounds
 
-    def drawn(self, purpose: str, shape: tuple[int, ...], fixed: bool) -> Tensor:
-        """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws."""
-        when = () if fixed else (self.round,)
+    def drawn(self, purpose: str, shape: tuple[int, ...], per: str) -> Tensor:
+        """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws; [S, K, *shape] per `batch`."""
+        when = () if per == "run" else (self.round,)
+        shape = (max(map(self.steps_of, self.ids)), *shape) if per == "batch" else shape
         numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
         return on_device(numbers, self.network.device).to(self.network.dtype)
-
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
-        """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
-        raise NotImplementedError
 
     def keys(self, phase: str, epochs: int) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
@@ -166,30 +183,16 @@ class LocalWork:
             return data.test_images, data.test_labels, data.test
         return data.images, data.labels, data.val if split == "val" else data.train
 
-    def passes(
-        self, phase: str = "weights", epochs: int | None = None, part: str = "all"
-    ) -> Iterator[Iterable[Batch]]:
-        """The training mini-batches of some local epochs in this phase's order, epoch by epoch."""
-        raise NotImplementedError
-
     def batches(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterable[Batch]:
-        """The same mini-batches in one row."""
-        return itertools.chain.from_iterable(self.passes(phase, epochs, part))
+        """The training mini-batches of all local epochs in one row."""
+        return itertools.chain.from_iterable(self.epochs(phase, epochs, part))
 
     @property
     def evaluation_batch(self) -> int:
         """Images of one client that are looked at together."""
         return EVALUATION_BATCH[self.federation.images.device.type]
-
-    def data(self, split: str) -> Iterator[Batch]:
-        """The client's images of one split in large batches, in their stored order."""
-        raise NotImplementedError
-
-    def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
-        """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
-        raise NotImplementedError
 
     # ---- local training -------------------------------------------------------------------------------------------
 
@@ -201,21 +204,23 @@ class LocalWork:
         """Mean cross-entropy of the plain network, in training mode, on a mini-batch (padding left out)."""
         return batch.cross_entropy(self.network.training(batch.key, batch.real)(params, batch.x))
 
-    def scan(
+    def over_batches(
         self,
         step: Callable[..., Carry],
         carry: Carry,
-        *,
+        *streams: Iterable[Batch],
         phase: str | tuple[str, ...] = "weights",
         epochs: int | None = None,
         part: str = "all",
     ) -> Carry:
-        """The one training loop: `carry = step(carry, batch)` over the mini-batches of some local epochs."""
-        phases = (phase,) if isinstance(phase, str) else phase
-        return self.reduce_batches(step, carry, *(self.batches(name, epochs, part) for name in phases))
+        """The one training loop (see `Work`); steps of padding alone leave the carry as it is."""
+        if not streams:
+            phases = (phase,) if isinstance(phase, str) else phase
+            streams = tuple(self.batches(name, epochs, part) for name in phases)
+        return self.reduced(step, carry, streams)
 
-    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
-        """`carry = step(carry, batch)` over given mini-batches; steps of padding alone leave it as it is."""
+    def reduced(self, step: Callable[..., Carry], carry: Carry, streams: Sequence[Iterable[Batch]]) -> Carry:
+        """`over_batches` of given streams."""
         for batches in zip(*streams, strict=True):
             carry = self.moved(step, carry, batches)
         return carry
@@ -233,97 +238,42 @@ class LocalWork:
         known = torch.cat([function(batch) for batch in self.data("train")])  # [n, ...]
         return lambda batch: known[batch.place]
 
-    def descend(
-        self,
-        params: Params,
-        velocity: Params,
-        gradient: Params,
-        *,
-        lr: float | Tensor | None = None,
-        scale: Mapping[str, float | Tensor] | None = None,
-        plain: bool = False,
-    ) -> tuple[Params, Params]:
-        """One step of SGD with the run's momentum and weight decay, as torch does it; see `init_momentum` for `velocity`."""
-        momentum, decay = (0.0, 0.0) if plain else (self.settings.momentum, self.settings.weight_decay)
-        step = gradient
-        if decay:
-            step = {name: g + decay * params[name] for name, g in step.items()}
-        if momentum:
-            step = {name: momentum * velocity[name] + g for name, g in step.items()}
-            velocity = step
-        if scale is not None:
-            step = {name: scale[name] * g for name, g in step.items()}
-        rate = self.lr if lr is None else lr
-        moved = {name: stepped(w, step[name], rate) for name, w in params.items()}
-        if self.network.batch_norm:  # running statistics follow the batches', whatever the run's SGD
-            moved |= {
-                name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
-                for name, w in params.items()
-                if is_statistic(name)
-            }
-        return moved, velocity
+    @property
+    def optimizer(self) -> SGD:
+        """The run's SGD."""
+        return SGD(self.settings.momentum, self.settings.weight_decay, self.lr, self.network.batch_norm)
 
-    def sgd_along(
+    def sgd(
         self,
-        direction: Direction,
+        loss: Loss | None,
         params: Params,
         *,
+        direction: Direction | None = None,
         phase: str | tuple[str, ...] = "weights",
         epochs: int | None = None,
         part: str = "all",
-        lr: float | None = None,
-        scale: Params | None = None,
+        lr: float | Tensor | None = None,
+        scale: Mapping[str, float | Tensor] | None = None,
         plain: bool = False,
         project: Callable[[Params], Params] | None = None,
     ) -> Params:
-        """SGD along any direction in the gradient's place (see `pfl_lite.methods.base.Work`)."""
+        """Local SGD (see `pfl_lite.methods.base.Work`)."""
         if not params:
             return params
+        optimizer = replace(self.optimizer, momentum=0.0, decay=0.0) if plain else self.optimizer
+        optimizer = optimizer if lr is None else replace(optimizer, lr=lr)
+        if direction is None:
+            if loss is None:
+                raise InputError("sgd needs a loss to descend, or a direction to go along")
+            direction = partial(self.grad, loss)
 
         def step(carry: Carry, *batches: Batch) -> Carry:
-            w, velocity = carry
-            w, velocity = self.descend(w, velocity, direction(w, *batches), lr=lr, scale=scale, plain=plain)
-            return (w if project is None else project(w)), velocity
+            w, *velocity = optimizer.step(carry, direction(carry[0], *batches), scale)
+            return (w if project is None else project(w)), *velocity
 
-        return self.scan(step, (params, self.init_momentum(params)), phase=phase, epochs=epochs, part=part)[0]
-
-    def init_momentum(self, params: Params) -> Params:
-        """Momentum buffers before the first step: zeros, or {} where the run has no momentum."""
-        if not self.settings.momentum:
-            return {}
-        return {name: torch.zeros_like(w) for name, w in params.items()}
-
-    def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
-        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `sgd_along`."""
-
-        def gradient(w: Params, batch: Batch) -> Params:
-            return self.grad(loss, w, batch)
-
-        return self.sgd_along(gradient, params, **options)
+        return self.over_batches(step, optimizer.start(params), phase=phase, epochs=epochs, part=part)[0]
 
     # ---- looking at one's own data --------------------------------------------------------------------------------
-
-    def train_mean(self, each: Tensor) -> Tensor:
-        """Mean over the client's training images of numbers [n, ...] that follow their order, padding left out."""
-        size = self.size("train")
-        real = (torch.arange(len(each), device=each.device) < size).to(each.dtype)  # [n]
-        return mix(real, each) / size
-
-    def train_gradient(self, params: Params) -> Params:
-        """Gradient of f_i, the mean cross-entropy over all training images."""
-
-        def total(w: Params, batch: Batch) -> Tensor:
-            count = len(batch.y) if batch.real is None else batch.real.sum()
-            return batch.cross_entropy(self.network(w, batch.x)) * count
-
-        parts = [self.grad(total, params, batch) for batch in self.data("train")]
-        return {
-            name: torch.stack([part[name] for part in parts]).sum(0) / self.size("train") for name in params
-        }
-
-    def held_out_loss(self, params: Params) -> Tensor:
-        """Mean cross-entropy on the validation images; on the training images where the client has no others."""
-        raise NotImplementedError
 
     def mean_loss(self, params: Params, split: str) -> Tensor:
         """Mean cross-entropy over a split's images; 0 without any."""
@@ -349,10 +299,10 @@ class LoopWork(LocalWork):
     def steps(self) -> int:
         return self.steps_of(self.id)
 
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
-        return self.drawn(purpose, shape, fixed)[0]
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
+        return self.drawn(purpose, shape, per)[0]
 
-    def passes(
+    def epochs(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[Iterator[Batch]]:
         orders = self.orders(phase, epochs, part)

@@ -31,7 +31,7 @@ from pfl_lite.engine.report import code_version, device_name, final_scores, vers
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain
 from pfl_lite.methods import Method
-from pfl_lite.methods.base import Round, Sequential
+from pfl_lite.methods.base import Newcomers, Round, Sequential
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
@@ -92,7 +92,7 @@ class Simulation:
             dtype=DTYPES[config.dtype],
             device=config.device,
         )
-        if self.network.batch_norm and not self.method.fits_batch_norm:
+        if self.network.batch_norm and not self.method.traits.fits_batch_norm:
             raise InputError(
                 f"{self.method.name} does arithmetic on weights that running statistics of batch norm would not survive: "
                 f"use a network without batch norm, not {config.model}"
@@ -100,7 +100,7 @@ class Simulation:
         self.settings = LocalSettings(
             *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
             rounds=config.rounds,
-            needs_rng_key=self.network.dropout or self.method.needs_rng_key,
+            needs_rng_key=self.network.dropout or self.method.traits.needs_rng_key,
             augment=config.augment,
         )
         make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
@@ -122,7 +122,7 @@ class Simulation:
         self.tuning_is_next_round = (
             self.tuning == self.settings
             and config.ft_mode == "own_update"
-            and type(self.method).own_update is Method.own_update
+            and type(self.method).fine_tune is Method.fine_tune
             and self.method.finetune == "own_update"
             and not isinstance(self.method, Sequential)
             and len(self.sample(1)) == config.clients
@@ -230,12 +230,12 @@ class Simulation:
     def newcomer_states(self) -> Params:
         """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
         new = self.everyone[~self.sampled]
-        if self.round == 0 or not len(new) or type(self.method).adapt_newcomer is Method.adapt_newcomer:
+        method = self.method
+        if self.round == 0 or not len(new) or not isinstance(method, Newcomers):
             return self.clients
 
         def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
-            received = self.method.download_newcomer(server, client, work.id)
-            return (self.method.adapt_newcomer(received, client, work),)
+            return (method.adapt_newcomer(method.download_newcomer(server, client, work.id), client, work),)
 
         counted = self.map.images_trained
         states = self.map(
@@ -251,7 +251,7 @@ class Simulation:
 
     def state(self) -> Params:
         """The clients' own state as a reader may want to see it, stacked [N, ...] (pFedMB's alpha, IFCA's clusters, ...)."""
-        return self.method.state(self.server, self.clients)
+        return self.method.inspect(self.server, self.clients)[1]
 
     @property
     def tuning(self) -> LocalSettings:
@@ -274,10 +274,10 @@ class Simulation:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
             return self._ahead[1][2]
         method, config = self.method, self.config
-        tune = method.plain_sgd if "plain_sgd" in (config.ft_mode, method.finetune) else method.own_update
+        rule = "plain_sgd" if "plain_sgd" in (config.ft_mode, method.finetune) else "own_update"
 
         def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
-            return (tune(method.download(server, client, work.id), client, work),)
+            return (method.fine_tune(method.download(server, client, work.id), client, work, rule),)
 
         started = time.perf_counter()
         tuned = self.map(
@@ -318,7 +318,7 @@ class Simulation:
         """Score the final models of every kind on all test images."""
         shared = self.method.global_model(self.server) is not None
         kinds: dict[str, Params] = {"global": {}} if shared else {}
-        kinds |= {"personal": {} if self.method.one_model else self.personal_models()}
+        kinds |= {"personal": {} if self.method.traits.one_model else self.personal_models()}
         kinds |= {"tuned": self._tuned} if self._tuned is not None else {}
         for kind, models in kinds.items():
             self.history.add_whole_test(entry, kind, self.scorer.whole_test(self.server, models, self.round))
@@ -352,7 +352,7 @@ class Simulation:
         """Score the method's own models, before any fine-tuning."""
         if self.method.global_model(self.server) is not None:
             self._score(entry, "global", {})
-        if self.method.one_model:
+        if self.method.traits.one_model:
             self.history.copy_scores(entry, "global", "personal")
         else:
             self._score(entry, "personal", self.personal_models())
@@ -498,12 +498,8 @@ class Simulation:
 
     def save_models(self, path: Path) -> None:
         """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/` arrays in one .npz."""
-        groups = {
-            "initial": self.start,
-            "global": self.method.server_model(self.server),
-            "personal": self.scored_models(),
-            "state": self.state(),
-        }
+        shared, state = self.method.inspect(self.server, self.clients)
+        groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
         write_models(path, self.config.as_dict()["method"], groups)
 
 

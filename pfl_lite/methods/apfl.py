@@ -8,13 +8,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Work, check_between, pack, stack, unpack
+from pfl_lite.methods.base import (
+    Batch,
+    Newcomers,
+    Traits,
+    Work,
+    check_between,
+    pack,
+    stack,
+    train_gradient,
+    unpack,
+)
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Network, Params
 
 
 @dataclass(frozen=True)
-class APFL(FedAvg):
+class APFL(FedAvg, Newcomers):
     """Deng et al. (2020), algorithm 1: vbar = alpha v_i + (1 - alpha) w_i; w_i learns by itself, v_i through vbar.
 
     Each step moves w_i along grad f(w_i) and v_i along alpha grad f(vbar), both taken before the step. alpha_i moves once, at the
@@ -27,9 +37,8 @@ class APFL(FedAvg):
     about: ClassVar[str] = (
         "a mix of the global and a personal model, in parameter space, with a learned share"
     )
-    one_model: ClassVar[bool] = False
     tracked: ClassVar[tuple[str, ...]] = ("alpha",)
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
     alpha: float = 0.5
@@ -48,7 +57,7 @@ class APFL(FedAvg):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         v, alpha = unpack("own", client), client["alpha"]
         if self.adaptive:
-            slope = work.train_gradient(mix(alpha, v, received))
+            slope = train_gradient(mix(alpha, v, received), work)
             moved = torch.stack([((v[k] - received[k]) * slope[k]).sum() for k in v]).sum()
             alpha = (alpha - work.lr * moved).clamp(0, 1)
 
@@ -58,17 +67,14 @@ class APFL(FedAvg):
             along_v = {name: alpha * g for name, g in through.items()}
             return pack("w", work.grad(work.loss, w, batch)) | pack("v", along_v)
 
-        trained = work.sgd_along(both, pack("w", received) | pack("v", v))
+        trained = work.sgd(None, pack("w", received) | pack("v", v), direction=both)
         return unpack("w", trained), pack("own", unpack("v", trained)) | {"alpha": alpha}
-
-    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
-        return self.local(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return mix(client["alpha"], unpack("own", client), received)
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"alpha": clients["alpha"]}  # [N]
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {"alpha": clients["alpha"]}  # [N]
 
 
 def mix(alpha: Tensor, v: Params, w: Params) -> Params:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
+from pfl_lite.models.mixing import mix
 from pfl_lite.models.train_mode import is_statistic
 from pfl_lite.seeds import generator
 
@@ -57,6 +58,18 @@ Carry = tuple[Params, ...]
 Value = TypeVar("Value")
 
 
+class Optimizer(Protocol):
+    """How parameters move along gradients: what it remembers travels with them, so that it can be carried through a loop."""
+
+    def start(self, params: Params) -> Carry:
+        """The parameters before the first step, and the optimizer's memory."""
+
+    def step(
+        self, carry: Carry, gradient: Params, scale: Mapping[str, float | Tensor] | None = None
+    ) -> Carry:
+        """One step; `scale` multiplies the learning rate, by parameter name."""
+
+
 class Work(Protocol):
     """What the engine hands to one client: its network, its own data, and local SGD."""
 
@@ -71,19 +84,16 @@ class Work(Protocol):
         """T, how many rounds the run has."""
 
     @property
-    def id(self) -> int | Tensor:
-        """The client's number."""
-
-    @property
     def steps(self) -> int | Tensor:
         """K, how many mini-batches its E local epochs have."""
 
     @property
-    def most_steps(self) -> int:
-        """The largest K of the clients that work at the same time."""
+    def optimizer(self) -> Optimizer:
+        """The run's SGD with momentum and weight decay, step by step: for a method whose steps `sgd` cannot take."""
 
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, fixed: bool = False) -> Tensor:
-        """Random numbers in (0, 1) [shape] of this client and round for one purpose; `fixed`: the same in every round."""
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
+        """Random numbers in (0, 1) [shape] of this client for one purpose: new ones per `round`, per `run`, or per `batch`,
+        [K, *shape] with as many rows as the client with the most mini-batches has of them."""
 
     def training(self, batch: Batch) -> Network:
         """The network in training mode (dropout, batch norm) for one mini-batch: what losses are made of."""
@@ -97,54 +107,52 @@ class Work(Protocol):
     def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
         """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
 
-    def sgd(self, loss: Loss, params: Params, **options: Any) -> Params:
-        """E local epochs of mini-batch SGD on `params`, with fresh optimiser state; options as in `sgd_along`."""
-
-    def sgd_along(
+    def sgd(
         self,
-        direction: Direction,
+        loss: Loss | None,
         params: Params,
         *,
+        direction: Direction | None = None,
         phase: str | tuple[str, ...] = "weights",
         epochs: int | None = None,
         part: str = "all",
-        lr: float | None = None,
-        scale: Params | None = None,
+        lr: float | Tensor | None = None,
+        scale: Mapping[str, float | Tensor] | None = None,
         plain: bool = False,
         project: Callable[[Params], Params] | None = None,
     ) -> Params:
-        """SGD along any `direction(params, batch) -> Params` in the gradient's place.
+        """E local epochs of mini-batch SGD on `params`, with fresh optimizer state.
 
         Args:
-            direction: asked once a mini-batch.
+            loss: what is descended, `loss(params, batch)`.
+            params: where SGD begins.
+            direction: `direction(params, batch) -> Params` in the place of a loss's gradient.
             phase: names the stream of mini-batches; two phases of one round see different orders. Several names give the
                 direction as many batches a step.
             epochs: passes over the data (the run's E if None).
             part: `all` of the training images, or `per`: a fixed three quarters of them, chosen by the client's seed.
             lr: the learning rate (the run's own if None).
-            scale: multiplies the learning rate, one tensor a parameter name.
+            scale: multiplies the learning rate, by parameter name.
             plain: leave out the run's momentum and weight decay.
             project: applied to the parameters after every step.
         """
 
-    def scan(
+    def over_batches(
         self,
         step: Callable[..., Carry],
         carry: Carry,
-        *,
+        *streams: Iterable[Batch],
         phase: str | tuple[str, ...] = "weights",
         epochs: int | None = None,
         part: str = "all",
     ) -> Carry:
-        """`carry = step(carry, batch)` over the mini-batches of local training: the loop under `sgd_along` and `sgd`."""
+        """`carry = step(carry, batch)` over the mini-batches of local training, or over given streams: the loop under `sgd`."""
 
-    def passes(
+    def epochs(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
     ) -> Iterator[Iterable[Batch]]:
-        """The mini-batches that `scan` goes through, epoch by epoch; a `part` may also be `gate`, the quarter beside `per`."""
-
-    def reduce_batches(self, step: Callable[..., Carry], carry: Carry, *streams: Iterable[Batch]) -> Carry:
-        """`carry = step(carry, batch)` over the mini-batches of one epoch, for methods that train two things in turns."""
+        """A stream of mini-batches for each local epoch, to train two things in turns; a `part` may also be `gate`, the quarter
+        beside `per`."""
 
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
         """`function(batch)` [b, ...] of training mini-batches, for what of an image does not change while the client trains.
@@ -153,28 +161,8 @@ class Work(Protocol):
         images, it is computed for each of them.
         """
 
-    def descend(
-        self,
-        params: Params,
-        velocity: Params,
-        gradient: Params,
-        *,
-        scale: Mapping[str, float | Tensor] | None = None,
-    ) -> tuple[Params, Params]:
-        """One step of the run's SGD: the new parameters and momentum buffers, which start as `init_momentum(params)`; `scale`
-        multiplies the learning rate, by name."""
-
-    def init_momentum(self, params: Params) -> Params:
-        """Momentum buffers before the first step."""
-
     def data(self, split: str) -> Iterator[Batch]:
         """This client's `train`, `val` or `test` images in large batches, for looking only."""
-
-    def train_mean(self, each: Tensor) -> Tensor:
-        """Mean over the client's training images of numbers [n, ...] that follow their order."""
-
-    def train_gradient(self, params: Params) -> Params:
-        """Gradient of f_i, the mean cross-entropy over all training images."""
 
     def held_out_loss(self, params: Params) -> Tensor:
         """Mean cross-entropy on the validation images; on the training images where the client has no others."""
@@ -222,12 +210,13 @@ class Round(NamedTuple):
 PAIRS = {
     "init": "what the server and what the clients keep",
     "local": "what goes up and what the client keeps",
+    "inspect": "the server's model and what to see of the clients' states",
 }
 """Hooks that answer with two dicts."""
 
 
 def of_two(hook: str, answer: Callable[..., Any]) -> Callable[..., tuple[Params, Params]]:
-    """A method's `init` or `local` that raises an InputError where its answer is not two dicts."""
+    """A method's hook that raises an InputError where its answer is not two dicts."""
 
     @wraps(answer)
     def checked(self: Method, *args: Any, **kwargs: Any) -> tuple[Params, Params]:
@@ -249,6 +238,19 @@ def unanswered(method: Method, hook: str) -> InputError:
     )
 
 
+class Traits(NamedTuple):
+    """What the engine has to know of a method beside its answers."""
+
+    one_model: bool = False
+    """Every client's scored model is the global model, so that scoring it once is enough."""
+    fits_batch_norm: bool = True
+    """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
+    needs_rng_key: bool = False
+    """Its losses draw masks of their own from `Batch.key`."""
+    anneals: bool = False
+    """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated learning method; its fields are its hyper-parameters.
@@ -259,22 +261,13 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]
-    one_model: ClassVar[bool] = False
-    """Every client's scored model is the global model, so that scoring it once is enough."""
     tracked: ClassVar[tuple[str, ...]] = ()
-    """Which parts of `state` a run keeps from round to round."""
+    """Which parts of the clients' state (`inspect`) a run keeps from round to round."""
     finetune: ClassVar[str] = "own_update"
     """What a client does to fine-tune by the method's own rule: its local work once more, or `plain_sgd` on the scored model."""
-    fits_batch_norm: ClassVar[bool] = True
-    """What it does to parameters, besides descending them, makes sense for running statistics too: means, distances, choices."""
-    needs_rng_key: ClassVar[bool] = False
-    """Its losses draw masks of their own from `Batch.key`."""
-    anneals: ClassVar[bool] = False
-    """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
-    before: ClassVar[dict[str, Any]] = {}
-    """What runs did that were stored before a setting existed, where that is not the setting's default."""
-    tuning: ClassVar[int] = 0
+    ft_epochs: ClassVar[int] = 0
     """`ft_epochs` of a run of this method, unless the run says otherwise."""
+    traits: ClassVar[Traits] = Traits()
 
     def __init_subclass__(cls) -> None:
         """Let every answer of two parts be looked at once it is given, whoever asks."""
@@ -295,10 +288,6 @@ class Method:
         """The tensors that go down to client `id` (they are counted)."""
         return server
 
-    def download_newcomer(self, server: Params, client: Params, id: int | Tensor) -> Params:
-        """What goes down to a client that has never taken part, for `adapt_newcomer`; by default what every client downloads."""
-        return self.download(server, client, id)
-
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         """One client's work in one round: what it sends up (it is counted), and what it keeps."""
         raise unanswered(self, "local")
@@ -315,10 +304,6 @@ class Method:
         return floats_in(received), floats_in(upload)
 
     # ---- which model is scored ------------------------------------------------------------------------------------
-
-    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
-        """What a client that has never taken part does with `download_newcomer` before it is scored: its state for scoring."""
-        return client
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         """The model that is scored for this client, from what it downloads and its own state alone."""
@@ -342,12 +327,12 @@ class Method:
         """The client's model as it stands at the end of its local work, before aggregation."""
         return upload
 
-    def own_update(self, received: Params, client: Params, work: Work) -> Params:
-        """Fine-tune by the method's own client routine, run once more from what the client downloads."""
-        return self.after_local(*self.local(received, client, work))
-
-    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
-        """Fine-tune the scored model by plain local SGD."""
+    def fine_tune(self, received: Params, client: Params, work: Work, rule: str) -> Params:
+        """Fine-tune by a rule: `own_update`, the method's own client routine, run once more from what the client downloads, or
+        `plain_sgd`, local SGD on the scored model.
+        """
+        if rule == "own_update":
+            return self.after_local(*self.local(received, client, work))
 
         def loss(w: Params, batch: Batch) -> Tensor:
             return batch.cross_entropy(self.predict(work.training(batch), w, batch.x))
@@ -356,13 +341,11 @@ class Method:
 
     # ---- what a reader may look at --------------------------------------------------------------------------------
 
-    def server_model(self, server: Params) -> Params:
-        """The server's share of the model as it is kept: branches and clusters along the first axis; empty if there is none."""
-        return server
-
-    def state(self, server: Params, clients: Params) -> Params:
-        """What a reader may want to see of the clients' own state, stacked [N, ...]."""
-        return clients
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        """The server's share of the model as it is kept (branches and clusters along the first axis), and what there is to see
+        of the clients' own state, stacked [N, ...]; {} for nothing.
+        """
+        return server, clients
 
     # ---- whether a run fits ---------------------------------------------------------------------------------------
 
@@ -371,6 +354,18 @@ class Method:
         an InputError for what cannot be, return one sentence of advice or None.
         """
         return None
+
+
+class Newcomers(Method):
+    """Beside a method: a client that has never taken part does something before it is scored."""
+
+    def download_newcomer(self, server: Params, client: Params, id: int | Tensor) -> Params:
+        """What goes down to it; by default what every client downloads."""
+        return self.download(server, client, id)
+
+    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
+        """Its state for this scoring; by default what a client round, without upload, leaves."""
+        return self.local(received, client, work)[1]
 
 
 class Sequential(Method):
@@ -432,6 +427,24 @@ def pulled(loss: Loss, strength: float, anchor: Params) -> Loss:
         return loss(w, batch) + strength / 2 * squared_distance(w, anchor)
 
     return with_pull
+
+
+def train_mean(each: Tensor, work: Work) -> Tensor:
+    """Mean over the client's training images of numbers [n, ...] that follow their order, padding left out."""
+    size = work.size("train")
+    real = (torch.arange(len(each), device=each.device) < size).to(each.dtype)  # [n]
+    return mix(real, each) / size
+
+
+def train_gradient(params: Params, work: Work) -> Params:
+    """Gradient of f_i, the mean cross-entropy over all training images."""
+
+    def total(w: Params, batch: Batch) -> Tensor:
+        count = len(batch.y) if batch.real is None else batch.real.sum()
+        return batch.cross_entropy(work.network(w, batch.x)) * count
+
+    parts = [work.grad(total, params, batch) for batch in work.data("train")]
+    return {name: torch.stack([part[name] for part in parts]).sum(0) / work.size("train") for name in params}
 
 
 def check_at_least(method: str, **bounds: tuple[Any, float]) -> None:

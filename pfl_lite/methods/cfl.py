@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
-    Method,
+    Newcomers,
     Round,
     Work,
     check_at_least,
@@ -27,7 +27,7 @@ from pfl_lite.models.mixing import mix
 
 
 @dataclass(frozen=True)
-class ClusteredFL(Method):
+class ClusteredFL(Newcomers):
     """Sattler et al. (2020), algorithm 2: a cell of clients splits in two when its mean update is small but single ones are not.
 
     A cell c splits if ||mean dW_i|| < eps1 and max ||dW_i|| > eps2 (norms over all parameters), by complete-linkage clustering
@@ -132,8 +132,5 @@ class ClusteredFL(Method):
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return received
 
-    def server_model(self, server: Params) -> Params:
-        return self.models(server)
-
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"cluster": server["cluster"]}
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return self.models(server), {"cluster": server["cluster"]}

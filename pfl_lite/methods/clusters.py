@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Work, select
+from pfl_lite.methods.base import Batch, Work, select, train_mean
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 
@@ -25,7 +25,7 @@ def training_losses(models: Params, work: Work) -> Tensor:
 
 def best_model(models: Params, work: Work) -> Tensor:
     """Which of the stacked models [k, ...] has the lowest loss on the client's training images; the first in a tie."""
-    return work.train_mean(training_losses(models, work)).argmin()
+    return train_mean(training_losses(models, work), work).argmin()
 
 
 def mean_by_cluster(uploads: Params, cluster: Tensor, weights: Tensor, previous: Params) -> Params:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Work, check_at_least, pulled, stack
+from pfl_lite.methods.base import Newcomers, Traits, Work, check_at_least, pulled, stack
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Network, Params
 
 
 @dataclass(frozen=True)
-class Ditto(FedAvg):
+class Ditto(FedAvg, Newcomers):
     """Li et al. (2021), algorithm 1: w is FedAvg's; v_i <- v_i - eta (grad f_i(v_i) + lam (v_i - w^t)), w^t as received.
 
     v_i trains E epochs on the mini-batches of w_i. A client that never took part does one client round, without upload, before
@@ -20,7 +20,7 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     about: ClassVar[str] = "FedAvg, and for each client a second model pulled towards it"
-    one_model: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits()
     finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 1.0
@@ -42,5 +42,5 @@ class Ditto(FedAvg):
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {}  # the client's state is its scored model
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {}  # the client's state is its scored model

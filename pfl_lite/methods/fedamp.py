@@ -109,8 +109,5 @@ class FedAMP(Method):
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
 
-    def server_model(self, server: Params) -> Params:
-        return {}
-
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"attention": server["attention"]}  # [N, N]
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return {}, {"attention": server["attention"]}  # [N, N]

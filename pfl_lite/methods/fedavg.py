@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Method, Round, Work, check_choice
+from pfl_lite.methods.base import Method, Round, Traits, Work, check_choice
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 
@@ -20,7 +20,7 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     about: ClassVar[str] = "one global model, the size-weighted mean of the clients' models"
-    one_model: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(one_model=True)
 
     weights: str = "size"
     """`size`: clients count by their training images; `uniform`: all the same."""

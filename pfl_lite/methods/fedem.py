@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Batch, Method, RunSettings, Work, check_at_least, select, stack
+from pfl_lite.methods.base import (
+    Batch,
+    Newcomers,
+    RunSettings,
+    Work,
+    check_at_least,
+    select,
+    stack,
+    train_mean,
+)
 from pfl_lite.methods.clusters import losses_of_all, training_losses
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
@@ -17,7 +26,7 @@ from pfl_lite.models.network import Predictor
 
 
 @dataclass(frozen=True)
-class FedEM(Method):
+class FedEM(Newcomers):
     """Marfoq et al. (2021), algorithm 1: client i's labels come from sum_m pi_im p(y | x, theta_m).
 
     E-step: q_sm proportional to pi_im exp(-loss_m(s)) on every training image s, pi_im = mean_s q_sm. M-step: each component
@@ -61,10 +70,10 @@ class FedEM(Method):
             share = q[batch.place]  # [b, M]
             return batch.mean((share * losses_of_all(work.training(batch), models, batch)).sum(1))
 
-        return work.sgd(weighted_loss, received), {"mixture": work.train_mean(q)}
+        return work.sgd(weighted_loss, received), {"mixture": train_mean(q, work)}
 
     def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
-        return {"mixture": work.train_mean(self.responsibilities(received, client, work))}
+        return {"mixture": train_mean(self.responsibilities(received, client, work), work)}
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return received | client

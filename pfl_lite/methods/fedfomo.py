@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl_lite.methods.base import (
-    Method,
+    Newcomers,
     Round,
     Work,
     check_at_least,
@@ -26,7 +26,7 @@ from pfl_lite.models.mixing import mix
 
 
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(Newcomers):
     """Zhang et al. (2021), eqs 3 to 5: theta_i <- theta_i^- + sum_n w_n (theta_n - theta_i^-), w_n by the loss on held-out data.
 
     w_n is proportional to max(0, (L(theta_i^-) - L(theta_n)) / ||theta_n - theta_i^-||), where theta_i^- is the client's model
@@ -60,20 +60,18 @@ class FedFomo(Method):
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
-        return select(unpack("model", server), chosen.clamp_min(0)) | {"candidates": chosen}
+        own = torch.as_tensor(id, device=chosen.device).reshape(1)
+        return select(unpack("model", server), chosen.clamp_min(0)) | {"places": torch.cat([own, chosen])}
 
     def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
         """Only the models of real candidates travel."""
-        rows = [tensor for name, tensor in received.items() if name != "candidates"]
+        rows = [tensor for name, tensor in received.items() if name != "places"]
         one = sum(t[0].numel() if len(t) else 0 for t in rows)
-        return (received["candidates"] >= 0).sum() * one, floats_in(upload)
+        return (received["places"][1:] >= 0).sum() * one, floats_in(upload)
 
     def mix(self, received: Params, client: Params, work: Work) -> tuple[Params, Params, Tensor]:
         """The client's model after the update, its state with that model, and the unclipped weights [M], own model first."""
-        own, before = unpack("own", client), unpack("before", client)
-        places = torch.cat(
-            [torch.as_tensor(work.id).reshape(1).to(received["candidates"]), received["candidates"]]
-        )
+        own, before, places = unpack("own", client), unpack("before", client), received["places"]
         models = {name: torch.cat([w[None], received[name]]) for name, w in own.items()}  # [M, ...]
         baseline = work.held_out_loss(before)
 
@@ -129,8 +127,5 @@ class FedFomo(Method):
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return unpack("own", client)
 
-    def server_model(self, server: Params) -> Params:
-        return {}
-
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"weights": clients["weights"]}  # [N, N]
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return {}, {"weights": clients["weights"]}  # [N, N]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from pfl_lite.methods.base import (
     Round,
     RunSettings,
     Sequential,
+    Traits,
     Work,
     check_at_least,
     check_choice,
     check_positive,
     pack,
     stack,
+    train_mean,
     unpack,
 )
 from pfl_lite.methods.blocks import block_means, floats_in_use, where_used
@@ -68,9 +70,7 @@ class FedMN(Sequential):
         "a pool of blocks; a network reads a client's data and chooses which of them it uses"
     )
     tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
-    needs_rng_key: ClassVar[bool] = True
-    anneals: ClassVar[bool] = True
-    before: ClassVar[dict[str, Any]] = {"block_std": 0.01, "normalize": "each", "plant": "body"}
+    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True)
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
@@ -84,7 +84,7 @@ class FedMN(Sequential):
     """d_y, outputs of the router's label encoder."""
     dropout: float = 0.0
     """Share of a hidden block's outputs that training removes; the released code removes half, of 256."""
-    block_std: float = 0.0
+    block_std: float = field(default=0.0, metadata={"before": 0.01})
     """Standard deviation of the blocks' first weights; 0: sqrt(2 / inputs). The released code has 0.01, at widths 512 and 256."""
     gate: str = "st"
     """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
@@ -102,7 +102,7 @@ class FedMN(Sequential):
     """Temperature in the last; it falls exponentially."""
     codes: str = "concat"
     """The router reads image code and label code side by side (`concat`, eq. 9), or multiplied (`product`, eq. 8)."""
-    normalize: str = "joint"
+    normalize: str = field(default="joint", metadata={"before": "each"})
     """Of `concat`: length 1 has the concatenated code (`joint`, as printed), or `each` code, so that none drowns the other."""
     centre: bool = False
     """Clients send up their mean code too; the router then reads how far a client's lies from the mean of all."""
@@ -114,7 +114,7 @@ class FedMN(Sequential):
     """Rounds of FedAvg on the plain network, from which encoders and blocks then start (`plant`)."""
     pretrain_lr: float = 1.0
     """The learning rate of these rounds, as a multiple of the run's."""
-    plant: str = "function"
+    plant: str = field(default="function", metadata={"before": "body"})
     """`function`: every route starts as the plain network; `body`: encoders have its layers below the last, the rest is new."""
     plant_noise: float = 0.1
     """Of `function`: how much of their own first weights blocks and encoders keep, so that they are not all the same."""
@@ -229,7 +229,7 @@ class FedMN(Sequential):
     def code(self, model: Params, work: Work) -> Tensor:
         """The mean code [d] of this client's training images."""
         router, params = self.router(work.network), unpack("router", model)
-        return work.train_mean(torch.cat([router.code(params, b.x, b.y) for b in work.data("train")]))
+        return train_mean(torch.cat([router.code(params, b.x, b.y) for b in work.data("train")]), work)
 
     def decide(
         self, model: Params, work: Work, eps: Tensor | None = None, code: Tensor | None = None
@@ -238,7 +238,7 @@ class FedMN(Sequential):
         total, like = decisions(self.layers), next(iter(model.values()))
         scores, bits = like.new_zeros(total), like.new_ones(total)
         if self.routing == "random":
-            bits = (work.uniform("fixed routes", (total,), fixed=True) > 0.5).to(like)
+            bits = (work.uniform("fixed routes", (total,), per="run") > 0.5).to(like)
         if self.learned:
             code = self.code(model, work) if code is None else code
             scores = self.router(work.network).logits(unpack("router", model), code)
@@ -268,8 +268,9 @@ class FedMN(Sequential):
             return pack("plain", work.sgd(work.loss, plain, lr=work.lr * self.pretrain_lr)), client
         modules = self.modules(work.network)
         sample, soft = (self.learned and self.gate == kind for kind in ("sample", "soft"))
-        tau, steps = self.temperature(work), work.most_steps if sample else 1
-        draws = work.uniform("gates", (steps, decisions(self.layers)))  # [steps, E]
+        tau, optimizer = self.temperature(work), work.optimizer
+        draws = work.uniform("gates", (decisions(self.layers),), per="batch" if sample else "round")
+        draws = draws if sample else draws[None]  # [K or 1, E]
         code = self.code(received, work) if self.learned else None
         scores, bits, switches = self.decide(received, work, draws[0], code)
         fixed = {name: tensor for name, tensor in received.items() if self.stays(name)}
@@ -285,11 +286,11 @@ class FedMN(Sequential):
             return router.logits(params, router.mean(params, batch.x, batch.y, key, batch.real))
 
         def one_batch(carry: Carry, batch: Batch) -> Carry:
-            w, velocity, now = carry
+            *sgd, now = carry
             bits, eps = now["bits"], draws[now["step"] if sample else 0]
             now = now | {"step": now["step"] + 1}
             if sample:
-                logits = batch_logits(w, batch)
+                logits = batch_logits(sgd[0], batch)
                 drawn = (concrete(eps, logits, tau) > 0.5).to(logits)
                 bits, switched = safety_path(drawn, logits, self.layers)
                 now |= {"bits": bits, "safety": now["safety"] + switched}
@@ -302,12 +303,12 @@ class FedMN(Sequential):
                     gates = v if soft else bits + (v - v.detach())
                 return batch.cross_entropy(modules(w, batch.x, gates, active, batch.key, batch.real))
 
-            return *work.descend(w, velocity, work.grad(loss, w, batch), scale=rate), now
+            return *optimizer.step(tuple(sgd), work.grad(loss, sgd[0], batch), rate), now
 
         round_s = not (sample or soft)  # the round's bits are those in use
         now = {"bits": bits, "step": torch.zeros_like(switches), "safety": client["safety"]}
         now["safety"] = now["safety"] + (switches if round_s else 0)
-        trained, _, now = work.scan(one_batch, (start, work.init_momentum(start), now))
+        trained, _, now = work.over_batches(one_batch, (*optimizer.start(start), now))
         used = in_use(now["bits"], self.layers) if self.selective else torch.ones_like(client["active"])
         state = {"logits": scores, "bits": now["bits"], "active": used, "safety": now["safety"]}
         upload = where_used(used, trained, start, self.layers) | {"active": used}
@@ -395,18 +396,17 @@ class FedMN(Sequential):
         model = {name: w for name, w in upload.items() if name not in ("active", "code")}
         return model | {"bits": client["bits"]}
 
-    def own_update(self, received: Params, client: Params, work: Work) -> Params:
-        upload, client = self.local(received, client, work)
-        fixed = {name: w for name, w in received.items() if self.stays(name)}
-        tuned = fixed | self.after_local(upload, client)
-        if "bits" in tuned and self.infer == "threshold":
-            tuned["bits"] = self.decide(tuned, work)[1]  # by the tuned router, without noise
-        return tuned
-
-    def plain_sgd(self, server: Params, client: Params, work: Work) -> Params:
-        model, modules = self.personal(server, client, work), self.modules(work.network)
+    def fine_tune(self, received: Params, client: Params, work: Work, rule: str) -> Params:
+        if rule == "own_update":
+            upload, client = self.local(received, client, work)
+            tuned = {name: w for name, w in received.items() if self.stays(name)}
+            tuned |= self.after_local(upload, client)
+            if "bits" in tuned and self.infer == "threshold":
+                tuned["bits"] = self.decide(tuned, work)[1]  # by the tuned router, without noise
+            return tuned
+        model, modules = self.personal(received, client, work), self.modules(work.network)
         if "bits" not in model:
-            return super().plain_sgd(server, client, work)
+            return super().fine_tune(received, client, work, rule)
         active = held(model["bits"], self.layers)
         fixed = {k: w for k, w in model.items() if k == "bits" or k.startswith("router/")}
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Work, check_at_least
+from pfl_lite.methods.base import Batch, Newcomers, Work, check_at_least
 from pfl_lite.methods.fedper import FedPer
 from pfl_lite.models import Params
 
 
 @dataclass(frozen=True)
-class FedRep(FedPer):
+class FedRep(FedPer, Newcomers):
     """Collins et al. (2021), algorithm 1: `head_epochs` epochs on the head, then E epochs on the base; only the base travels.
 
     A client that never took part trains its head before it is scored. Chapter: *Sharing a part*.

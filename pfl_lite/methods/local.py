@@ -31,5 +31,5 @@ class Local(Method):
     def after_local(self, upload: Params, client: Params) -> Params:
         return client
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {}  # the client's state is its scored model
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {}  # the client's state is its scored model

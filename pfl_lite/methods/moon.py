@@ -101,5 +101,5 @@ class Moon(FedAvg):
     def to_module(self, network: Network, model: Params) -> nn.Module:
         return Predictor(network, self.predict, model) if self.projection else network.to_module(model)
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {}  # the previous models are large and are nobody's result
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {}  # the previous models are large and are nobody's result

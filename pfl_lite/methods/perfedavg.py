@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Work, check_at_least, check_choice
+from pfl_lite.methods.base import Batch, Traits, Work, check_at_least, check_choice, train_gradient
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Params
 
@@ -24,8 +24,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "perfedavg"
     about: ClassVar[str] = "a global model trained to be good after one step of adaptation"
-    one_model: ClassVar[bool] = False
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
     inner_lr: float = 0.01
@@ -52,7 +51,7 @@ class PerFedAvg(FedAvg):
 
             return work.grad(adapted_loss, w, batch)  # (I - a H) grad f(w')
 
-        return work.sgd_along(outer, received, phase=("weights", "inner")), client
+        return work.sgd(None, received, direction=outer, phase=("weights", "inner")), client
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
-        return self.adapt(received, work.train_gradient(received))
+        return self.adapt(received, train_gradient(received, work))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method, Round, Work, check_at_least, check_positive, pack, unpack
+from pfl_lite.methods.base import Method, Round, Traits, Work, check_at_least, check_positive, pack, unpack
 from pfl_lite.models import Network, Params
 from pfl_lite.seeds import generator
 
@@ -28,7 +28,7 @@ class PFedHN(Method):
     name: ClassVar[str] = "pfedhn"
     about: ClassVar[str] = "a hypernetwork at the server generates every client's model from an embedding"
     tracked: ClassVar[tuple[str, ...]] = ("embedding",)
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
     embedding: int = 0
@@ -118,8 +118,5 @@ class PFedHN(Method):
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return received
 
-    def server_model(self, server: Params) -> Params:
-        return pack("hyper", unpack("hyper", server))
-
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"embedding": server["embedding"]}  # [N, e]
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return pack("hyper", unpack("hyper", server)), {"embedding": server["embedding"]}  # [N, e]

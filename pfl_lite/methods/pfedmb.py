@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Method, Round, Work, check_at_least, check_choice, stack
+from pfl_lite.methods.base import Batch, Method, Round, Traits, Work, check_at_least, check_choice, stack
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import collapse, stack_branches, weights_by_name
@@ -39,7 +39,7 @@ class PFedMB(Method):
     name: ClassVar[str] = "pfedmb"
     about: ClassVar[str] = "shared branches in every layer, mixed by each client's own weights"
     tracked: ClassVar[tuple[str, ...]] = ("alpha",)
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
 
     branches: int = 5
     """B, the number of branches of every layer."""
@@ -119,5 +119,5 @@ class PFedMB(Method):
     def after_local(self, upload: Params, client: Params) -> Params:
         return collapse({name: tensor for name, tensor in upload.items() if name != "alpha"}, upload["alpha"])
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {"alpha": self.mixture(clients)}  # [N, B] or [N, L, B]
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {"alpha": self.mixture(clients)}  # [N, B] or [N, L, B]

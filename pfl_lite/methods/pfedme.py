@@ -11,9 +11,10 @@ from torch import Tensor
 from pfl_lite.methods.base import (
     Batch,
     Carry,
-    Method,
+    Newcomers,
     Round,
     RunSettings,
+    Traits,
     Work,
     check_at_least,
     check_positive,
@@ -25,7 +26,7 @@ from pfl_lite.models import Network, Params
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(Newcomers):
     """Dinh et al. (2020), algorithm 1: theta_i = argmin f_i(theta) + (lam/2) ||theta - w_i||^2, then w_i follows theta_i.
 
     Every mini-batch gives `inner_steps` gradient steps on theta and one step of the run's SGD on w_i along lam (w_i - theta).
@@ -37,7 +38,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     about: ClassVar[str] = "a personal model for each client, tied to the global one by a quadratic"
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = 15.0
@@ -70,24 +71,23 @@ class PFedMe(Method):
         return start, stack(start, clients)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
+        optimizer = work.optimizer
+
         def one_batch(carry: Carry, batch: Batch) -> Carry:
-            w, theta, velocity = carry
+            theta, *sgd = carry
+            w = sgd[0]
             envelope = pulled(work.loss, self.lam, w)  # eq. 3
             for _ in range(self.inner_steps):
                 gradient = work.grad(envelope, theta, batch)
                 theta = {k: torch.sub(theta[k], gradient[k], alpha=self.inner_lr) for k in theta}
-            w, velocity = work.descend(w, velocity, {k: self.lam * (w[k] - theta[k]) for k in w})
-            return w, theta, velocity
+            return theta, *optimizer.step(tuple(sgd), {k: self.lam * (w[k] - theta[k]) for k in w})
 
-        w, theta, _ = work.scan(one_batch, (received, received, work.init_momentum(received)))
+        theta, w, _ = work.over_batches(one_batch, (received, *optimizer.start(received)))
         return w, theta
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         mean = weighted_mean(uploads, round.sizes, server)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
-
-    def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
-        return self.local(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return client
@@ -95,5 +95,5 @@ class PFedMe(Method):
     def global_model(self, server: Params) -> Params | None:
         return server
 
-    def state(self, server: Params, clients: Params) -> Params:
-        return {}  # the client's state is its scored model
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {}  # the client's state is its scored model

@@ -23,7 +23,7 @@ class PFLFB(FedAvg):
 
     name: ClassVar[str] = "pfl_fb"
     about: ClassVar[str] = "FedAvg, then fine-tuning of the upper layers with the base frozen"
-    tuning: ClassVar[int] = 1
+    ft_epochs: ClassVar[int] = 1
 
     head: str = "dense"
     """What is tuned: `dense` (all layers after the convolutions), `last`, `none` (FedAvg), or a layer's name and what follows."""
@@ -42,10 +42,7 @@ class PFLFB(FedAvg):
         self.cut(network)
         return super().init(start, network, clients)
 
-    def own_update(self, received: Params, client: Params, work: Work) -> Params:
+    def fine_tune(self, received: Params, client: Params, work: Work, rule: str) -> Params:
         cut = self.cut(work.network)
         loss = cut.loss(work, received, cut.reader(work, received))
         return received | work.sgd(loss, cut.start(received), part=self.part)
-
-    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
-        return self.own_update(received, client, work)

@@ -18,4 +18,4 @@ class PFLFT(FedAvg):
 
     name: ClassVar[str] = "pfl_ft"
     about: ClassVar[str] = "FedAvg, then fine-tuning of all layers at every client (FedAvg+)"
-    tuning: ClassVar[int] = 1
+    ft_epochs: ClassVar[int] = 1

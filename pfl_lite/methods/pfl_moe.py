@@ -46,7 +46,7 @@ class PFLMoE(FedAvg):
 
     name: ClassVar[str] = "pfl_moe"
     about: ClassVar[str] = "FedAvg, then a gate at every client mixes the global model and a tuned one"
-    tuning: ClassVar[int] = 1
+    ft_epochs: ClassVar[int] = 1
 
     mix: str = "logits"
     """What is mixed: `logits`, or `probs`, the probabilities."""
@@ -136,7 +136,7 @@ class PFLMoE(FedAvg):
         gate = pack("gate", unpack("gate", start))
         return {name: tensor for name, tensor in start.items() if name not in gate}, stack(gate, clients)
 
-    def own_update(self, received: Params, client: Params, work: Work) -> Params:
+    def fine_tune(self, received: Params, client: Params, work: Work, rule: str) -> Params:
         cut, network = self.cut(work.network), work.network
         read = cut.reader(work, received)
         in_use = self.gate_experts == "eval"
@@ -151,8 +151,7 @@ class PFLMoE(FedAvg):
         loss_of_head = cut.loss(work, received, read)
 
         def tune(expert: Carry, batch: Batch) -> Carry:
-            head, velocity = expert
-            return work.descend(head, velocity, work.grad(loss_of_head, head, batch)) if head else expert
+            return sgd.step(expert, work.grad(loss_of_head, expert[0], batch)) if expert[0] else expert
 
         def learn(own: Callable[[Batch], Tensor]) -> Callable[[Carry, Batch], Carry]:
             def loss_of_gate(gate: Params, batch: Batch) -> Tensor:
@@ -161,21 +160,20 @@ class PFLMoE(FedAvg):
 
             return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 
-        head = cut.start(received)
-        expert: Carry = (head, work.init_momentum(head))
-        optimizer = GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
+        sgd, optimizer = work.optimizer, GateOptimizer(self.gate_optimizer, self.gate_lr, self.gate_decay)
+        expert = sgd.start(cut.start(received))
         gate = optimizer.start(self.gate_start(client, work))
-        epochs, gate_epochs = work.passes(part="per"), work.passes("gate", part="gate")
+        epochs, gate_epochs = work.epochs(part="per"), work.epochs("gate", part="gate")
         turns: Iterable[tuple[Iterable[Batch], Iterable[Batch]]]
         turns = [(chain.from_iterable(epochs), chain.from_iterable(gate_epochs))]  # one of all epochs
         if self.gate == "learned" and self.schedule == "interleaved":
             turns = zip(epochs, gate_epochs, strict=True)  # one an epoch
         for turn, gate_turn in turns:
-            expert = work.reduce_batches(tune, expert, turn)
+            expert = work.over_batches(tune, expert, turn)
             if self.gate == "learned":
                 own = logits(received | expert[0])
                 own = work.fixed(own) if in_use and self.schedule == "sequential" else own
-                gate = work.reduce_batches(learn(own), gate, gate_turn)
+                gate = work.over_batches(learn(own), gate, gate_turn)
         return pack("global", received) | pack("expert", received | expert[0]) | gate[0]
 
     def gate_start(self, client: Params, work: Work) -> Params:
@@ -185,8 +183,5 @@ class PFLMoE(FedAvg):
         as_fixed = {"gate/weight": 0.0, "gate/bias": FIXED_BIAS["personal" if learned else self.gate]}
         return {name: torch.where(idle, as_fixed[name], tensor) for name, tensor in client.items()}
 
-    def plain_sgd(self, received: Params, client: Params, work: Work) -> Params:
-        return self.own_update(received, client, work)
-
-    def state(self, server: Params, clients: Params) -> Params:
-        return {}  # only where the gates start
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return server, {}  # only where the gates start

@@ -12,6 +12,7 @@ from pfl_lite.methods.base import (
     Batch,
     Round,
     RunSettings,
+    Traits,
     Work,
     check_choice,
     check_positive,
@@ -34,7 +35,7 @@ class Scaffold(FedAvg):
 
     name: ClassVar[str] = "scaffold"
     about: ClassVar[str] = "FedAvg whose clients correct their steps by control variates"
-    fits_batch_norm: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(one_model=True, fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
     weights: str = "uniform"
@@ -71,7 +72,7 @@ class Scaffold(FedAvg):
             gradient = work.grad(work.loss, y, batch)
             return {name: g + c[name] - own[name] for name, g in gradient.items()} if c else gradient
 
-        y = work.sgd_along(corrected, w)
+        y = work.sgd(None, w, direction=corrected)
         change = {name: y[name] - w[name] for name in w}
         new = {name: own[name] - c[name] - change[name] / work.steps / work.lr for name in c}  # option II
         drift = {name: new[name] - own[name] for name in c}
@@ -96,5 +97,5 @@ class Scaffold(FedAvg):
     def global_model(self, server: Params) -> Params | None:
         return self.weights_of(server)
 
-    def server_model(self, server: Params) -> Params:
-        return self.weights_of(server)
+    def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
+        return self.weights_of(server), clients

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfl_flower.shared import packed, series, simulation, unpacked, wire_bytes
 from pfl_lite.engine.simulation import Simulation
-from pfl_lite.methods.base import Round, Sequential, select
+from pfl_lite.methods.base import Newcomers, Round, Sequential, select
 
 app = ServerApp()
 WAIT_SECONDS = 3600.0
@@ -74,7 +74,7 @@ class Methodical(Strategy):
             client, {}
         )  # its start, and what it asked for
         content: dict[str, Any] = {"down": packed(self.method.download(server, client_row, client))}
-        if kind != "train" and client not in self.seen:
+        if kind != "train" and client not in self.seen and isinstance(self.method, Newcomers):
             content["newcomer"] = packed(self.method.download_newcomer(server, client_row, client))
         content["run"] = ConfigRecord({"series": self.series, "round": number})
         return Message(RecordDict(content), dst_node_id=self.nodes[client], message_type=kind)
@@ -161,7 +161,8 @@ class Methodical(Strategy):
     ) -> Iterable[Message]:
         new = [i for i in sorted(self.nodes) if i not in self.seen]
         self.choices = {}
-        if any(not rows.is_floating_point() for rows in self.sim.clients.values()):
+        whole = any(not rows.is_floating_point() for rows in self.sim.clients.values())
+        if whole and isinstance(self.method, Newcomers):
             asked = [self.message("query.choose", i, self.server, server_round) for i in new]
             replies = self.answers(server_round, grid.send_and_receive(asked, timeout=self.timeout))
             self.choices = {
