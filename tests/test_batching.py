@@ -20,7 +20,8 @@ from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batched import IDLE, groups, padded
 from pfl_lite.engine.gpu import PROBE, Driver, MemoryBudget, Replay, Unfolded
 from pfl_lite.engine.mapping import in_client_order
-from pfl_lite.engine.simulation import Simulation, traffic
+from pfl_lite.engine.rounds import traffic
+from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.models import NETWORKS, NetworkSpec

@@ -16,7 +16,8 @@ from pfl_lite.config import make_config
 from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.report import code_version, load_model
-from pfl_lite.engine.simulation import Simulation, finite, run
+from pfl_lite.engine.rounds import finite
+from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, FedProx
 from pfl_lite.models import make_network

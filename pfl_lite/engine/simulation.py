@@ -1,8 +1,4 @@
-"""Federated rounds: sampling, download, local work, upload, aggregation, and what is kept of them.
-
-The engine knows a method only by the answers of `pfl_lite.methods.base.Method`. Everything here is a function of the
-configuration alone: evaluating more or less often, stopping and resuming, or mapping clients differently changes no model.
-"""
+"""A run: rounds with their scores and history, checkpoints, the report. Scoring more or less often changes no model."""
 
 from __future__ import annotations
 
@@ -13,37 +9,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from pfl_lite.config import DTYPES, TUNING, RunConfig, make_config
-from pfl_lite.data.federation import Federation, make_federation
-from pfl_lite.engine.batched import Vmap
+from pfl_lite.config import RunConfig, make_config
+from pfl_lite.data.federation import Federation
 from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
-from pfl_lite.engine.evaluate import Scorer, check_whole_test
+from pfl_lite.engine.evaluate import Scorer
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
-from pfl_lite.engine.local_training import LocalSettings, LocalWork
-from pfl_lite.engine.mapping import Loop, Mapping, PerClient
+from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
+from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain
 from pfl_lite.methods import Method
-from pfl_lite.methods.base import Newcomers, Round, Sequential
-from pfl_lite.models import NETWORKS, Network, Params, make_network
-from pfl_lite.seeds import generator
+from pfl_lite.models import Params
 
-MAPPINGS: dict[str, type[Mapping]] = {"loop": Loop, "vmap": Vmap}
-"""How the clients of a round are done, by the name of the engine."""
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
 ROUND_KEYS = ("round", "clients", "floats_down", "floats_up", "diverged")
 """What an entry of the history says of a round's training; the rest are scores."""
 ALL_WATCHED, SMALL_STATE = 20, 200  # so many first rounds are all watched where the state is so small
 
 
-class Simulation:
+class Simulation(Rounds):
     """A federation in training: `step()` is one round, `evaluate()` looks without touching.
 
     Args:
@@ -60,132 +50,23 @@ class Simulation:
         *,
         mapping: Callable[..., Mapping] | None = None,
     ) -> None:
-        if federation is not None and config.device == "auto":
-            config = replace(config, device=federation.images.device.type)
-        config = self.config = config.resolved(None if federation is None else federation.size)
-        self.trained_on = device_name(config.device)
-        self.method: Method = config.method
-        advice = self.method.advise(config)  # was given where the configuration was made
-        if federation is None:
-            federation = make_federation(
-                config.data,
-                config.partition,
-                config.clients,
-                config.seed,
-                val_fraction=config.val_fraction,
-                split=config.split,
-                size=NETWORKS[config.model].size,
-                dtype=DTYPES[config.dtype],
-                device=config.device,
-            )
-        check_fits(federation, config)
-        if config.whole_test:
-            check_whole_test(federation, config)
-        if (remark := self.method.advise(config, federation.train_sizes)) not in (None, advice):
-            warnings.warn(str(remark), stacklevel=2)
-        self.federation = federation
-        self.network: Network = make_network(
-            config.model,
-            federation.channels,
-            federation.size,
-            federation.classes,
-            dtype=DTYPES[config.dtype],
-            device=config.device,
-        )
-        if self.network.batch_norm and not self.method.traits.fits_batch_norm:
-            raise InputError(
-                f"{self.method.name} does arithmetic on weights that running statistics of batch norm would not survive: "
-                f"use a network without batch norm, not {config.model}"
-            )
-        self.settings = LocalSettings(
-            *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),
-            rounds=config.rounds,
-            needs_rng_key=self.network.dropout or self.method.traits.needs_rng_key,
-            augment=config.augment,
-        )
-        make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
-        self.map: Mapping = make_mapping(self.network, federation, config.seed, config.execution)
-        self.start = self.method.initial(self.network, config.clients, config.seed)
-        self.server, self.clients = self.method.init(self.start, self.network, config.clients)
-        self.everyone = torch.arange(config.clients, device=config.device)
-        self.unseen = held_out_clients(config)
-        self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
-        self.sampled = torch.zeros(config.clients, dtype=torch.bool, device=config.device)  # ever
-        self.round, self.seconds, self.training_seconds = 0, 0.0, 0.0
-        self.history = History(
-            train_sizes=federation.train_sizes.tolist(),
-            val_sizes=federation.val_sizes.tolist(),
-            test_sizes=federation.test_sizes.tolist(),
-            unseen=self.unseen.tolist(),
-        )
+        super().__init__(config, federation, mapping=mapping)
+        self.trained_on, self.seconds = device_name(self.config.device), 0.0
         self._tuned: Params | None = None  # of this round
-        self.tuning_is_next_round = (
-            self.tuning == self.settings
-            and config.ft_mode == "own_update"
-            and type(self.method).fine_tune is Method.fine_tune
-            and self.method.finetune == "own_update"
-            and not isinstance(self.method, Sequential)
-            and len(self.sample(1)) == config.clients
-        )
-        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
+        sizes = {
+            f"{split}_sizes": getattr(self.federation, f"{split}_sizes").tolist()
+            for split in ("train", "val", "test")
+        }
+        self.history = History(**sizes, unseen=self.unseen.tolist())
 
-    # ---- training -------------------------------------------------------------------------------------------------
-
-    def sample(self, number: int) -> Tensor:
-        """Sorted ids of the clients that take part in round `number`: S = max(1, round(C N)), uniform without replacement.
-
-        Clients that are held out (`unseen`) are not among the N.
-        """
-        count = max(1, round(self.config.participation * len(self.members)))
-        drawn = generator(self.config.seed, "participation", number).choice(
-            len(self.members), count, replace=False
-        )
-        return self.members[torch.from_numpy(drawn).to(self.config.device)].sort().values
-
-    def local_work(self, number: int, ids: Tensor) -> tuple[tuple[Params, ...], tuple[int, int]]:
-        """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
-        if self._ahead is not None and self._ahead[0] == number:
-            return self._ahead[1], self._ahead[2]
-
-        handed_on: Params | None = None
-
-        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params, ...]:
-            nonlocal handed_on
-            received = self.method.download(handed_on or server, client, work.id)
-            upload, client = self.method.local(received, client, work)
-            if isinstance(self.method, Sequential):
-                handed_on = self.method.hand_over(server, upload)
-            tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
-            return (
-                upload,
-                client,
-                tuned,
-                {"floats": traffic(self.method, received, upload, self.network.device)},
-            )
-
-        started = time.perf_counter()
-        *answers, counted = self.map(one, self.server, self.clients, ids, number, self.settings)
-        down, up = counted["floats"].sum(0).tolist()  # waits for a GPU
-        self.training_seconds += time.perf_counter() - started
-        return tuple(answers), (down, up)
+    # ---- a round, and what it came to -----------------------------------------------------------------------------
 
     def advance(self) -> dict[str, Any]:
-        """Train one round without scoring it; returns who took part, the floats that travelled, and whose weights diverged."""
-        self.round, self._tuned = self.round + 1, None
-        ids = self.sample(self.round)
-        (uploads, states, _), (down, up) = self.local_work(self.round, ids)
-        self._ahead = None
-        sizes = self.federation.train_sizes.to(ids.device)[ids]
-        self.server = self.method.aggregate(
-            self.server, uploads, Round(self.round, ids, sizes, len(self.members), self.config.seed)
-        )
-        self.sampled[ids] = True
-        self.clients = {name: rows.index_copy(0, ids, states[name]) for name, rows in self.clients.items()}
-        entry = {"round": self.round, "clients": ids.tolist(), "floats_down": down, "floats_up": up}
-        if lost := ids[~finite(ids, uploads, states)].tolist():
-            if self.diverged_in is None:
-                self.warn_of(lost)
-            entry["diverged"] = lost
+        """`Rounds.advance`, with a warning the first time that a client's weights are lost."""
+        self._tuned = None
+        entry = super().advance()
+        if "diverged" in entry and self.diverged_in is None:
+            self.warn_of(entry["diverged"])
         return entry
 
     def warn_of(self, lost: list[int]) -> None:
@@ -217,85 +98,6 @@ class Simulation:
         return entry
 
     # ---- looking, without touching --------------------------------------------------------------------------------
-
-    def personal_models(self) -> Params:
-        """The models that are scored, stacked over all clients [N, ...]."""
-
-        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
-            received = self.method.download(server, client, work.id)
-            return (self.method.personal(received, client, work),)
-
-        return self._each_client(one, self.newcomer_states())
-
-    def newcomer_states(self) -> Params:
-        """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
-        new = self.everyone[~self.sampled]
-        method = self.method
-        if self.round == 0 or not len(new) or not isinstance(method, Newcomers):
-            return self.clients
-
-        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
-            return (method.adapt_newcomer(method.download_newcomer(server, client, work.id), client, work),)
-
-        counted = self.map.images_trained
-        states = self.map(
-            one,
-            self.server,
-            self.clients,
-            new,
-            self.round + 1,
-            self.settings,
-        )[0]
-        self.map.images_trained = counted  # a newcomer's steps belong to looking, not to training
-        return {name: rows.index_copy(0, new, states[name]) for name, rows in self.clients.items()}
-
-    def state(self) -> Params:
-        """The clients' own state as a reader may want to see it, stacked [N, ...] (pFedMB's alpha, IFCA's clusters, ...)."""
-        return self.method.inspect(self.server, self.clients)[1]
-
-    @property
-    def tuning(self) -> LocalSettings:
-        """How clients fine-tune: as they train, where the run says nothing else."""
-        own = {name.removeprefix("ft_"): getattr(self.config, name) for name in TUNING}
-        given = {name: value for name, value in own.items() if value is not None}
-        return replace(self.settings, epochs=self.config.ft_epochs, **given)
-
-    def tuned_models(self, factor: float = 1.0) -> Params:
-        """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
-
-        `factor` multiplies fine-tuning's learning rate; with 0 the models stay as they are.
-
-        Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same settings
-        and the method's own update, it is the local work of the next round, which is then done only once.
-        """
-        if factor == 0:
-            return self.personal_models()
-        if self.tuning_is_next_round and factor == 1:
-            self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
-            return self._ahead[1][2]
-        method, config = self.method, self.config
-        rule = "plain_sgd" if "plain_sgd" in (config.ft_mode, method.finetune) else "own_update"
-
-        def one(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
-            return (method.fine_tune(method.download(server, client, work.id), client, work, rule),)
-
-        started = time.perf_counter()
-        tuned = self.map(
-            one,
-            self.server,
-            self.newcomer_states(),
-            self.everyone,
-            self.round + 1,
-            replace(self.tuning, lr=factor * self.tuning.lr),
-        )[0]
-        self.map.driver.settle()  # the clock stops when the work is done, not when it is ordered
-        self.training_seconds += time.perf_counter() - started
-        return tuned
-
-    def _each_client(self, function: PerClient, clients: Params | None = None) -> Params:
-        """One answer a client, for all clients, with nothing trained."""
-        rows = self.clients if clients is None else clients
-        return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
 
     @property
     def scorer(self) -> Scorer:
@@ -501,45 +303,6 @@ class Simulation:
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
         write_models(path, self.config.as_dict()["method"], groups)
-
-
-def traffic(method: Method, received: Params, upload: Params, device: torch.device | str) -> Tensor:
-    """Floats [2] that went down to one client and up from it in one round, as the method counts its messages.
-
-    They are on the run's device, as a client's other answers are; filled there, because a copy would wait for it.
-    """
-    counts = method.cost(received, upload)
-    return torch.stack([n if isinstance(n, Tensor) else torch.full((), n, device=device) for n in counts])
-
-
-def finite(ids: Tensor, *answers: Params) -> Tensor:
-    """Of which clients [S] all numbers in some answers, tensors [S, ...] each, are finite: [S]."""
-    whole = torch.ones_like(ids, dtype=torch.bool)
-    for t in (t for answer in answers for t in answer.values() if t.numel()):
-        whole &= t.isfinite().reshape(len(ids), -1).all(1)
-    return whole
-
-
-def held_out_clients(config: RunConfig) -> Tensor:
-    """Sorted ids of the `unseen` clients, which never take part in training, drawn uniformly."""
-    drawn = generator(config.seed, "unseen clients").choice(config.clients, config.unseen, replace=False)
-    return torch.from_numpy(drawn).to(config.device).sort().values
-
-
-def described(federation: Federation) -> dict[str, Any]:
-    """The settings of a run that a federation decides."""
-    dtype = str(federation.images.dtype).removeprefix("torch.")
-    return {"data": federation.name, "clients": len(federation), "dtype": dtype}
-
-
-def check_fits(federation: Federation, config: RunConfig) -> None:
-    """Raise an InputError unless a federation is what a (resolved) configuration says."""
-    for name, given in (described(federation) | {"device": federation.images.device.type}).items():
-        if (asked := getattr(config, name)) != given:
-            raise InputError(f"the federation given has {name} {given}, but the run asks for {name} {asked}")
-    empty = [i for i, images in enumerate(federation.train_sizes.tolist()) if not images]
-    if empty:
-        raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
 
 
 def run(
