@@ -34,8 +34,8 @@ class ExecutionSettings:
 
     clients_per_batch: int = 0
     convolution: str = "auto"
-    graphs: bool = True
-    tf32: bool = True
+    graphs: bool = False
+    tf32: bool = False
 
 
 MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(ExecutionSettings))}
@@ -117,10 +117,10 @@ class RunConfig:
     clients_per_batch: int = 0
     """Of `vmap`: how many clients of like size at most are computed together; 0: all on a CPU, on a GPU as many as fit."""
     convolution: str = "auto"
-    """Of `vmap`: `grouped` convolutions, or `unfold` for products of patches; `auto`: patches on a GPU where channels are few."""
-    graphs: bool = True
+    """Of `vmap`: `grouped` convolutions, or `unfold` for products of patches; `auto`: what has been measured to be faster."""
+    graphs: bool = False
     """Of `vmap` on a GPU: record the training step once as a CUDA graph, and replay it."""
-    tf32: bool = True
+    tf32: bool = False
     """On a GPU: products in TF32, which keeps 10 bits of a float32's 23; False: exact ones."""
 
     def __post_init__(self) -> None:

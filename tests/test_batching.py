@@ -340,7 +340,7 @@ def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
     """On a GPU every answer of a client must be there: `meta` stands for a device that is not the processor."""
     sent = {
         "w": torch.zeros(3, device="meta"),
-        "candidates": torch.zeros(2, dtype=torch.int64, device="meta"),
+        "places": torch.zeros(2, dtype=torch.int64, device="meta"),
     }
     counted = traffic(METHODS[method](), sent, {"w": sent["w"]}, "meta")
     assert counted.device.type == "meta" and counted.shape == (2,)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from pfl_lite.chapter import stored
+from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
-from tests.scripts import benchmark
+from tests.scripts import FOLDER, benchmark
 
 module = benchmark("engines")
 METHODS, bench, in_turns, limit = module.METHODS, module.bench, module.in_turns, module.limit
@@ -69,3 +75,35 @@ def test_stored_measurements_are_read_and_a_missing_one_is_one_sentence() -> Non
         InputError, match=r"no measurement is stored as .*nothing\.json: benchmarks/README\.md says"
     ):
         stored("nothing")
+
+
+def test_the_command_for_a_gpu_runs_dry_with_the_few_libraries_that_it_names(tmp_path: Path) -> None:
+    missing = ("typer", "rich", "ipywidgets", "matplotlib", "seaborn", "torchvision", "sklearn", "dask")
+    options = ["--device", "cpu", "--dry-run", "--out", str(tmp_path), "--methods", "fedavg,fedper"]
+    script = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({missing!r})); sys.argv[1:] = {options!r}; "
+        f"runpy.run_path({str(FOLDER / 'gpu.py')!r}, run_name='__main__')"
+    )
+    paths = os.pathsep.join(str(folder) for folder in (FOLDER.parent, FOLDER))
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    rows = [row for part in found.values() if isinstance(part, list) for row in part]
+    assert not [row for row in rows if "failed" in row]
+    assert [row["equal"] for row in found["equality"]] == [True, True]
+    batched = [row["mechanism"] for row in found["rates"] if row.get("engine") == "vmap"]
+    assert set(batched) == set(benchmark("gpu").MECHANISMS)
+    assert {row["images_per_second"] > 0 for row in found["rates"]} == {True}
+    assert found["roofline"][0]["mflop_per_image"] > 3 and found["profile"][0]["table"]
+
+
+def test_every_switch_of_a_mechanism_is_there_and_comes_back() -> None:
+    gpu = benchmark("gpu")
+    before = dict(vars(gpu.gpu))
+    for how in gpu.MECHANISMS.values():
+        with gpu.switched(how) as settings:
+            make_config("fedavg", engine="vmap", **settings)
+            assert all(getattr(gpu.gpu, name) == how[name] for name in how if name.isupper())
+    assert vars(gpu.gpu) == before

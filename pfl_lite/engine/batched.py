@@ -18,8 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
+from pfl_lite.engine import gpu
 from pfl_lite.engine.augment import crop_flip
-from pfl_lite.engine.gpu import NARROW, Graphs, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.gpu import Graphs, MemoryBudget, Replay, Unfolded
 from pfl_lite.engine.local_training import LocalWork, on_device
 from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
@@ -29,8 +30,6 @@ from pfl_lite.models.train_mode import fold
 
 IDLE = 0.1
 """Share of the steps of a batched computation that may be padding; clients' last mini-batches, rarely full, come on top."""
-LANES = 4
-"""Groups of clients that a GPU may compute side by side: one small group alone leaves most of it idle."""
 
 
 def padded(images: int, batch_size: int) -> int:
@@ -269,7 +268,7 @@ class Vmap(Mapping):
     ) -> None:
         super().__init__(network, federation, seed, execution)
         self.table, self.images_computed = ClientIndexTable(federation), 0
-        self.lanes = self.driver.streams(LANES)
+        self.lanes = self.driver.streams(gpu.LANES)
         self.replay = Replay(Graphs()) if self.driver.gpu and self.execution.graphs else None
         # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
         new_budget = partial(MemoryBudget, self.driver, self.execution.clients_per_batch)
@@ -284,8 +283,11 @@ class Vmap(Mapping):
         at_most = budget.clients
         limited = at_most is not None and at_most < len(ids)  # then one group is to fill the memory
         lanes = cycle(self.lanes[: 1 if limited else None])
-        everyone = [list(range(len(ids)))]
-        waiting = deque(everyone if at_most is None else groups(sizes, batch_size, at_most))
+        if at_most is not None and gpu.SORTED_GROUPS:
+            waiting = deque(groups(sizes, batch_size, at_most))
+        else:
+            places, count = list(range(len(ids))), at_most or len(ids)
+            waiting = deque(places[start : start + count] for start in range(0, len(ids), count))
         done: list[tuple[list[int], tuple[Params, ...]]] = []
         with self.convolving(), self.driver.side_by_side(self.lanes):
             while waiting:
@@ -323,6 +325,6 @@ class Vmap(Mapping):
 
     def convolving(self) -> AbstractContextManager[object]:
         """How convolutions are computed: as patches in all layers, in narrow ones on a GPU, or as torch does it."""
-        auto = NARROW if self.driver.gpu else 0
+        auto = gpu.NARROW if self.driver.gpu else 0
         below = {"unfold": float("inf"), "grouped": 0, "auto": auto}[self.execution.convolution]
         return Unfolded(below) if below else nullcontext()

@@ -1,4 +1,9 @@
-"""What a GPU needs to be fast: recorded steps, convolutions as matrix products, streams, and no more than its memory."""
+"""What may make a GPU fast: recorded steps, convolutions as products of patches, groups side by side, TF32; and its memory.
+
+A reader of the engine need not read this. No GPU has timed these mechanisms yet, so all of them are off, except for the sorted
+groups, whose gain can be counted. Graphs, convolutions and TF32 are settings of a run; the others are switched here.
+`benchmarks/gpu.py` turns each on by itself.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,13 @@ FILLED = 0.4
 """Share of a GPU's free memory that a computation may take: a recorded step holds its memory beside what ran before."""
 LEAST_STEPS = 4
 """Fewer steps than this are not worth a recording, which takes about as long as one of them without it."""
-NARROW = 16
-"""Input channels below which a grouped convolution leaves the matrix units of a GPU mostly idle; with more of them, patches cost
-more memory than they save time."""
+NARROW = 0
+"""Input channels below which `convolution=auto` takes patches on a GPU. 16 is worth a try: a grouped convolution of few channels
+leaves matrix units idle, and with more of them patches cost memory."""
+LANES = 1
+"""Groups of clients that a GPU may compute side by side. 4 is worth a try: one small group alone leaves most of it idle."""
+SORTED_GROUPS = True
+"""Clients of like size are computed together, so that little is padding; False: in their own order, as many as fit."""
 
 
 class Driver:

@@ -57,7 +57,7 @@ class Plan:
         rounds: int | None,
         device: str,
         ledger: Ledger,
-        tf32: bool = True,
+        tf32: bool = False,
     ) -> None:
         self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
         self.arms = [

@@ -47,7 +47,7 @@ def reproduce(
     scheduler: str | None = None,
     budget: float | None = None,
     device: str = "auto",
-    tf32: bool = True,
+    tf32: bool = False,
     ledger: Ledger | None = None,
 ) -> Swept:
     """Train what the ledger lacks of an experiment, or of a group's in turn; returns what was written and what is left.
