@@ -114,7 +114,8 @@ class Bench:
 
         def played(method: str, how: Row, **settings: Any) -> Simulation:
             with switched(how) as given:
-                common = {"data": f"cifar10:{0.1 if self.dry else 0.02}", "rounds": 1, "ft_epochs": 1, "lr": 0.1}
+                images = f"cifar10:{0.1 if self.dry else 0.02}"
+                common = {"data": images, "rounds": 1, "ft_epochs": 1, "lr": 0.1}
                 sim = self.simulation(method, **(common | OWN.get(method, {}) | given | settings))
                 sim.run(progress=False)
             return sim
