@@ -39,6 +39,7 @@ SWITCHED = [
     "pulling-towards-the-centre",
     "sharing-a-part",
     "two-models-one-tie",
+    "what-to-try-first",
 ]
 
 

@@ -42,3 +42,8 @@ def test_what_is_counted(units: ModuleType) -> None:
     cells = [new_markdown_cell(text), folded, seen, new_markdown_cell("No question", id="quiz")]
     chapter = units.Chapter("x", 1, "X", new_notebook(cells=cells))
     assert units.count(chapter) == units.Count(words=5, code=2, figures=2, wide=2)
+
+
+def test_a_first_look_is_shorter(units: ModuleType) -> None:
+    (first,) = [one for one in units.chapters(ROOT / "book") if one.name == "what-to-try-first"]
+    assert units.count(first).words <= 900
