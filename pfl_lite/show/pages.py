@@ -38,6 +38,7 @@ SPENT = [  # columns of `costs`
     "core hours",
     "accuracy (%)",
 ]
+NOT_RUN = "–"
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
@@ -208,15 +209,17 @@ def reasons(frame: pd.DataFrame) -> Markdown:
 def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) -> Styler:
     """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
 
-    A cell without a run says *not run*, one whose last candidate diverged *diverged*; one with fewer seeds or rounds than planned
-    has a star. A column is called what tells its experiment from the others; where the paper has no number there is no column
-    for it. `measure`: which one, where the experiments have several; without it the first.
+    Experiments and rows without any run are left out (`not_run` names them). A cell without a run is a dash, one whose last
+    candidate diverged says so; one with fewer seeds or rounds than planned has a star. A column is called what tells its
+    experiment from the others; where the paper has no number there is no column for it. `measure`: which one, where the
+    experiments have several; without it the first.
 
     Raises:
         InputError: an unknown experiment, or a measure that one of the experiments lacks.
     """
     parts: dict[tuple[str, str], pd.Series] = {}
     gaps: dict[Any, list[float]] = {}
+    names = tuple(begun(*names, ledger=ledger)) or names[:1]
     some = [get_experiment(name) for name in names]
     labels = {
         key: _one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
@@ -233,13 +236,28 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
             parts[own, "paper"] = frame["Paper (%)"].map(_number)
         parts[own, "ours"] = pd.Series(ours, index=frame.index)
         gaps[own, "ours"] = frame["Gap"].tolist()
-    shown = pd.concat(parts, axis=1).rename(index=labels)
+    shown = pd.concat(parts, axis=1)
+    ran = (shown.xs("ours", axis=1, level=1) != NOT_RUN).any(axis=1)
+    gaps = {column: pd.Series(some, index=shown.index)[ran].tolist() for column, some in gaps.items()}
+    shown = shown[ran].rename(index=labels)
     shown.index.name = "Method"
 
     def colours(column: pd.Series) -> list[str]:
         return list(map(shade, gaps.get(column.name, [np.nan] * len(column))))
 
     return styled(shown).apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
+
+
+def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
+    """In a line: which rows of some experiments have no run, and the command that lists what to type; nothing if all have."""
+    said = []
+    for name, own in zip(names, own_names(names), strict=True):
+        found = runs_of(experiment := get_experiment(name), ledger or Ledger())
+        lacking = [experiment.arm(key).label for key, some in found.items() if not some]
+        if lacking:
+            said.append(f"*{own}*" + ("" if len(lacking) == len(found) else f" ({', '.join(lacking)})"))
+    about = f"Not run yet: {'; '.join(said)}. `pfl-lite ledger missing NAME` prints the commands, e.g. for `{names[0]}`."
+    return Markdown(about if said else "")
 
 
 def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
@@ -277,9 +295,7 @@ def _number(value: float) -> str:
 
 def _cell(mean: float, sd: float, few: bool) -> str:
     """Mean and, from two seeds on, standard deviation; a star where seeds or rounds are missing."""
-    return (
-        "not run" if np.isnan(mean) else _number(mean) + ("" if np.isnan(sd) else f" ± {sd:.2f}") + "*" * few
-    )
+    return NOT_RUN if np.isnan(mean) else _number(mean) + ("" if np.isnan(sd) else f" ± {sd:.2f}") + "*" * few
 
 
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
