@@ -179,14 +179,7 @@ class Rounds:
             return (method.adapt_newcomer(method.download_newcomer(server, client, work.id), client, work),)
 
         counted = self.map.images_trained
-        states = self.map(
-            one,
-            self.server,
-            self.clients,
-            new,
-            self.round + 1,
-            self.settings,
-        )[0]
+        states = self.map(one, self.server, self.clients, new, self.round + 1, self.settings)[0]
         self.map.images_trained = counted  # a newcomer's steps belong to looking, not to training
         return {name: rows.index_copy(0, new, states[name]) for name, rows in self.clients.items()}
 

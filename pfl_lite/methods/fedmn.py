@@ -28,13 +28,7 @@ from pfl_lite.methods.base import (
 from pfl_lite.methods.blocks import block_means, floats_in_use, where_used
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
-from pfl_lite.models.modular import (
-    ModularNetwork,
-    decisions,
-    held,
-    in_use,
-    safety_path,
-)
+from pfl_lite.models.modular import ModularNetwork, decisions, held, in_use, safety_path
 from pfl_lite.models.network import Predictor, layers_of
 from pfl_lite.models.router import Router, concrete
 from pfl_lite.models.train_mode import fold
