@@ -39,6 +39,7 @@ SWITCHED = [
     "pulling-towards-the-centre",
     "sharing-a-part",
     "two-models-one-tie",
+    "what-an-upload-tells",
     "what-to-try-first",
 ]
 
