@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test check site pdf map course mutations lab lint format chapters reference colab environment clean distclean lock
+.PHONY: help book test check site pdf map course mutations fuzz lab lint format chapters reference colab environment clean distclean lock
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -55,6 +55,9 @@ check: lint ## the inner loop: lint, types, and the tests that need no process, 
 mutations: environment ## break the methods one line at a time: does a test notice? (half an hour)
 	@$(PY) tools/check_mutations.py
 
+fuzz: environment ## hostile inputs, 1,900 of them, each in a process of its own (half an hour; SEED=7 for others)
+	$(QUIET) $(PY) -m tests.fuzzing --seed '$(or $(SEED),0)'
+
 lab: environment ## open JupyterLab on the chapters
 	$(VENV)/bin/jupyter lab --notebook-dir book
 
@@ -78,7 +81,10 @@ reference: environment ## write what is made from the code: reference pages, met
 map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
 	@$(PY) tools/make_map.py
 
-colab: environment ## let chapters install the package where it is missing, once the repository has a public remote
+cofuzz: environment ## hostile inputs, 1,900 of them, each in a process of its own (half an hour; SEED=7 for others)
+	$(QUIET) $(PY) -m tests.fuzzing --seed '$(or $(SEED),0)'
+
+lab: environment ## let chapters install the package where it is missing, once the repository has a public remote
 	@$(PY) tools/add_install_cell.py
 
 environment: $(STAMP) ## make or refresh the environment only

@@ -1,6 +1,40 @@
-"""Run the command line with `python -m pfl_lite`."""
+"""The program `pfl-lite`, also as `python -m pfl_lite`: it answers signals before anything slow is imported."""
 
-from pfl_lite.cli import main
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Answer a signal with a KeyboardInterrupt that knows its number; at once where a module is being imported.
+
+    In the middle of an import nothing is at work yet, and the import would turn the exception into one of its own.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"pfl-lite: interrupted; nothing was kept\n")
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt(number)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        one = getattr(signal, name, None)
+        if one is not None and signal.getsignal(one) != signal.SIG_IGN:  # as under nohup
+            signal.signal(one, interrupted)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name may hold what a terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
+    from pfl_lite.cli import app
+
+    app()
+
 
 if __name__ == "__main__":
     main()

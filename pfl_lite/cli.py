@@ -7,8 +7,11 @@ import importlib.util
 import inspect
 import os
 import shlex
+import signal
 import sys
+import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,35 +21,60 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from pfl_lite.__main__ import main as main
 from pfl_lite.errors import InputError
+
+LONGEST = 500  # characters of a sentence
+LONGEST_BUDGET = 10_000 * 3600  # seconds
 
 
 class PoliteGroup(TyperGroup):
-    """Bad input ends with its one sentence and exit code 2, without a traceback; a warning is its sentence alone."""
+    """What goes wrong is one sentence and an exit code, without a traceback; a warning is its sentence alone."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an `InputError` becomes a message."""
+        """Run a command.
+
+        The exit code is 2 where the input or the system refuses, 128 and its number after a signal, 1 where the package is wrong.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = tell
                 return super().invoke(ctx)
-        except InputError as error:
-            typer.echo(f"pfl-lite: {error}", err=True)
-            raise typer.Exit(2) from error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            typer.echo(f"pfl-lite: {error.filename}: {error.strerror}", err=True)
-            raise typer.Exit(1) from error
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
-                raise
-            typer.echo(f"pfl-lite: {setting_hint(error) or error.format_message()}", err=True)
-            raise typer.Exit(2) from error
+        except (InputError, OSError) as error:
+            raise ended(2, str(error) if isinstance(error, InputError) else refusal(error)) from error
         except KeyboardInterrupt as error:
-            kept = ctx.obj or "nothing was kept"
-            typer.echo(f"pfl-lite: interrupted; {kept}", err=True)
-            raise typer.Exit(130) from error
+            number = error.args[0] if error.args else signal.SIGINT
+            how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+            raise ended(128 + number, f"{how}; {ctx.obj or 'nothing was kept'}") from error
+        except MemoryError as error:
+            raise ended(2, f"there is not enough memory for this ({error})") from error
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
+                raise ended(
+                    2, setting_hint(error) or error.format_message() or "a command is missing"
+                ) from error
+            if isinstance(error, RuntimeError) and "memory" in str(error):  # as torch says it
+                raise ended(2, f"there is not enough memory for this ({error})") from error
+            with tempfile.NamedTemporaryFile("w", prefix="pfl-lite-", suffix=".txt", delete=False) as report:
+                report.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
+            what = f"{type(error).__name__}, which should not happen: the full report is {report.name}"
+            raise ended(1, what) from error
+
+
+def ended(code: int, sentence: str) -> typer.Exit:
+    """Say a sentence, however long its words or odd their signs, and what ends the command."""
+    line = " ".join(sentence.split())
+    line = line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    typer.echo(f"pfl-lite: {shown}", err=True)
+    return typer.Exit(code)
+
+
+def refusal(error: OSError) -> str:
+    """What the system says, after the file that it says it of."""
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 class PartitionCommand(TyperCommand):
@@ -150,27 +178,32 @@ StoredResults = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
 
-def check_writable(path: Path | None, *endings: str, force: bool = True) -> None:
-    """Raise an InputError for a file that could not be written later, has a wrong ending, or is there and is to stay."""
-    if path is None:
-        return
-    folder = path.resolve().parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise InputError(
-            f"{path} cannot be written: {folder} is not a folder that exists and may be written to"
-        )
-    if endings and path.suffix.lower() not in endings:
-        raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
-    if path.exists() and not force:
-        raise InputError(f"{path} is there already: name another file, or replace it with --force")
+def file_name(text: str) -> Path:
+    """A path that was given, as a file's."""
+    if not text or text.endswith("/"):
+        raise typer.BadParameter(f"'{text}' is no name of a file")
+    return Path(text)
 
 
-def check_apart(**paths: Path | None) -> None:
-    """Raise an InputError where two options name one file: what is written last would replace the other."""
-    names: dict[Path, str] = {}
-    for name, path in paths.items():
-        if path is not None and (first := names.setdefault(path.resolve(), name)) != name:
+def check_outputs(
+    force: bool, inputs: tuple[str, ...] = (), **paths: tuple[Path | None, tuple[str, ...]]
+) -> None:
+    """Find out before any work whether files, each with the endings that it may have, can be written.
+
+    Raises:
+        InputError: one cannot, has a wrong ending, is there and is to stay, or is an input or another option's file too.
+    """
+    from pfl_lite.files import check_writable
+
+    names = {os.path.realpath(one.partition("#")[0]): "partition" for one in inputs}
+    for name, (path, endings) in paths.items():
+        if path is None:
+            continue
+        if endings and path.suffix.lower() not in endings:
+            raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
+        if (first := names.setdefault(os.path.realpath(path), name)) != name:
             raise InputError(f"--{first} and --{name} both name {path}: give each a file of its own")
+        check_writable(path, force or name == "checkpoint")
 
 
 @app.command()
@@ -262,12 +295,13 @@ def experiments() -> None:
 def partition(
     out: Path | None = typer.Option(
         None,
-        dir_okay=False,
+        parser=file_name,
+        metavar="FILE",
         help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client sees other "
         "labels, group where there are groups, images, how many there are, and labels, a digest of theirs",
     ),
     plot: Path | None = typer.Option(
-        None, dir_okay=False, help="picture of class x client counts (.png, .svg, .pdf)"
+        None, parser=file_name, metavar="FILE", help="picture of class x client counts (.png, .svg, .pdf)"
     ),
     force: Force = False,
     **settings: Any,
@@ -283,12 +317,13 @@ def partition(
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
-    from pfl_lite.data.partition import ENDING, save_partition
+    from pfl_lite.data.partition import ENDING, is_file, save_partition
     from pfl_lite.data.partition import partition as share_out
+    from pfl_lite.files import atomic_path
     from pfl_lite.show.render import listed
 
-    check_writable(out, ENDING, force=force)
-    check_writable(plot, ".png", ".svg", ".pdf", force=force)
+    given = (settings["partition"],) if is_file(settings["partition"]) else ()
+    check_outputs(force, given, out=(out, (ENDING,)), plot=(plot, (".png", ".svg", ".pdf")))
     images = load(settings["data"]).with_split(settings["split"])
     indices = share_out(images, settings["partition"], settings["clients"], settings["seed"])
     federation = Federation.build(images, indices)
@@ -304,7 +339,8 @@ def partition(
     if plot is not None:
         from pfl_lite.show.plots import plot_partition
 
-        plot_partition(federation).savefig(plot)
+        with atomic_path(plot) as temporary:
+            plot_partition(federation).savefig(temporary, format=plot.suffix[1:].lower())
         typer.echo(f"wrote {plot}")
 
 
@@ -330,16 +366,22 @@ def run(
     method: str = typer.Argument(..., help="a method (see `pfl-lite methods`)"),
     set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
     workers: int = typer.Option(
-        1, help="processes that share out a round's clients, one thread each; same numbers"
+        1, max=1_000, help="processes that share out a round's clients, one thread each; same numbers"
     ),
     out: Path | None = typer.Option(
-        None, dir_okay=False, help=".json with every round and the clients' final numbers"
+        None, parser=file_name, metavar="FILE", help=".json with every round and the clients' final numbers"
     ),
     save: Path | None = typer.Option(
-        None, dir_okay=False, help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
+        None,
+        parser=file_name,
+        metavar="FILE",
+        help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays",
     ),
     checkpoint: Path | None = typer.Option(
-        None, dir_okay=False, help="continue from this file, and keep it up to date after every round"
+        None,
+        parser=file_name,
+        metavar="FILE",
+        help="continue from this file, and keep it up to date after every round",
     ),
     force: Force = False,
     **settings: Any,
@@ -354,10 +396,9 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    check_writable(out, ".json", force=force)
-    check_writable(save, ".npz", force=force)
-    check_writable(checkpoint)
-    check_apart(out=out, save=save, checkpoint=checkpoint)
+    given = settings["partition"].strip()
+    inputs = (given,) if ".npz" in given.lower() else ()
+    check_outputs(force, inputs, out=(out, (".json",)), save=(save, (".npz",)), checkpoint=(checkpoint, ()))
     options, own = typed(context, settings), parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
@@ -421,8 +462,8 @@ def parse_budget(text: str) -> float:
         seconds = float(text[:-1]) * units[text[-1:]]
     except (KeyError, ValueError) as error:
         raise InputError(f"a budget is a number with s, m or h, e.g. 30m, not '{text}'") from error
-    if not seconds > 0:
-        raise InputError(f"a budget must be positive, not '{text}'")
+    if not 0 < seconds <= LONGEST_BUDGET:
+        raise InputError(f"a budget must be positive and at most {LONGEST_BUDGET // 3600} h, not '{text}'")
     return seconds
 
 
@@ -434,7 +475,9 @@ def reproduce(
     seeds: str | None = typer.Option(None, help="seeds, separated by commas [the protocol's]"),
     rounds: int | None = typer.Option(None, help="fewer rounds than the protocol's; the table says so"),
     workers: int | None = typer.Option(
-        None, help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
+        None,
+        max=1_000,
+        help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]",
     ),
     scheduler: str | None = typer.Option(
         None, help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"
@@ -480,7 +523,7 @@ def reproduce(
         typer.echo(
             f"{why}; results written: {done.results}, runs left: {done.left}; the same command goes on from here"
         )
-        raise typer.Exit(130 if done.interrupted else 0)
+        raise typer.Exit(128 + done.interrupted if done.interrupted else 0)
     ended = f"results written: {done.results}" if done.results else "nothing was left to do"
     lacking = count_missing(experiment, Ledger(ledger), budget_name)
     if not lacking:
@@ -615,8 +658,3 @@ def notebooks(
     typer.echo(
         f"{len(written)} chapters are in {folder}: start with {folder}/federated-learning-in-twenty-lines.ipynb"
     )
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    app()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pfl_lite import schema
 from pfl_lite.data.images import SPLITS
 from pfl_lite.data.partition import is_file, pinned
 from pfl_lite.errors import InputError, unknown
@@ -207,6 +208,26 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the method's name under `name` and its hyper-parameters beside it."""
         return asdict(self) | {"method": {"name": self.method.name, **asdict(self.method)}}
+
+
+_KINDS: dict[str, schema.Rule] = {
+    "int": schema.count,
+    "float": schema.number(0, schema.WIDE),
+    "str": schema.text,
+    "bool": schema.flag,
+}
+METHOD = schema.fields({"name": schema.text}, rest=lambda _: schema.scalar)
+"""The rule of a method with its settings in a file."""
+STORED = schema.fields(
+    {"method": METHOD},
+    {
+        f.name: schema.either(_KINDS[word], *([schema.equal(None)] if "None" in str(f.type) else []))
+        for f in fields(RunConfig)
+        if (word := str(f.type).split(" ")[0]) in _KINDS
+    },
+    rest=lambda _: schema.scalar,
+)
+"""The rule of a configuration in a file: each setting has its type."""
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,104 @@
-"""Write files so that a reader never sees half of one."""
+"""Read files that are files, and write them so that a reader never sees half of one."""
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import math
 import os
+import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pfl_lite.errors import InputError
+
+ABANDONED = 3600.0  # seconds after which a half-written file is nobody's
+
+
+def regular(path: Path | str) -> Path:
+    """The path of an ordinary file, or of one that is still to be made: opening a pipe or a device may never end.
+
+    Raises:
+        OSError: something else is there, or this is no name of a file.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:  # a null character
+        raise OSError(errno.EINVAL, "no name of a file", str(path)) from error
+    return Path(path)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; NaN and infinities are None.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not valid JSON.
+    """
+    try:
+        return json.loads(regular(path).read_text(encoding="utf-8"), parse_constant=lambda _: None)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file, or of its content.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or of another kind.
+    """
+    with BytesIO(source) if isinstance(source, bytes) else regular(source).open("rb") as file:
+        try:
+            with np.lib.npyio.NpzFile(file, allow_pickle=False) as zipped:
+                # reading an array to its end also checks the CRC-32 that the zip file keeps of it
+                arrays = {name: zipped[name] for name in zipped.files}
+            if all(isinstance(array, np.ndarray) for array in arrays.values()):
+                return arrays
+            raise ValueError("other files than arrays")
+        except (
+            Exception
+        ) as error:  # a broken archive fails in many ways: zip, zlib, header, a shape too large
+            raise ValueError("it is damaged, or no file of arrays") from error
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What the system refuses about writing a file as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror or error})") from error
+
+
+def check_writable(path: Path, force: bool = True) -> None:
+    """Find out by writing whether a file can be written later; nothing stays.
+
+    Raises:
+        InputError: it cannot, or is there and is to stay (not `force`).
+    """
+    with told(path):
+        if os.path.lexists(regular(path)) and not force:
+            raise InputError(f"{path} is there already: name another file, or replace it with --force")
+        if not path.parent.is_dir():
+            raise OSError(errno.ENOTDIR, f"{path.parent} is not a folder that exists")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        try:
+            os.write(handle, b"?")
+        finally:
+            os.close(handle)
+            os.unlink(name)
 
 
 @contextmanager
@@ -19,21 +106,39 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        InputError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files; a shared folder wants ordinary ones
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with told(path):
+        regular(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
+            with suppress(OSError):
+                if time.time() - old.stat().st_mtime > ABANDONED:
+                    old.unlink()
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        temporary = Path(name)
+        try:
+            yield temporary
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(
+                0o666 & ~umask
+            )  # mkstemp makes private files; a shared folder wants ordinary ones
+            os.fsync(
+                handle
+            )  # the content before the name: a crash of the machine leaves the old file or the new one
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file, atomically; raises InputError where that cannot be."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> None:
@@ -56,7 +161,14 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], **layout: Any) -> None:
     """Write a JSON file, atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, allow_nan=False, **(layout or {"indent": 1}))
+    write_bytes(path, f"{text}\n".encode())
+
+
+def script_json(record: object) -> str:
+    """A record as JSON inside a page's <script>: no text in it can be taken for the page's own."""
+    return json.dumps(record, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )  # others than ASCII are escaped already

@@ -28,8 +28,20 @@ settings.load_profile("book")
 SLOW = {
     *("test_bench", "test_benchmarks", "test_measurements"),  # they time, or start other programs
     *("test_browser", "test_site", "test_pdf", "test_course", "test_notebooks_executed", "test_your_own"),
-    *("test_cluster", "test_sweep", "test_search", "test_workers"),  # they start, kill and wait for processes
-    *("test_widgets", "test_chapter_setting", "test_cli"),  # node, kernels, and the whole command line
+    *(
+        "test_cluster",
+        "test_sweep",
+        "test_search",
+        "test_workers",
+        "test_listening",
+        "test_signals",
+    ),  # they start, kill and wait for processes
+    *(
+        "test_widgets",
+        "test_chapter_setting",
+        "test_cli",
+        "test_fuzzing",
+    ),  # node, kernels, and the whole command line
 }
 """Files whose tests are all marked `slow`; a slow test in another file says so itself."""
 

@@ -48,29 +48,56 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
     assert "toy: 2 runs of an experiment that is not known here" in found.notes
 
 
+def impossible(place: str, value: Any) -> str:
+    """A run with one value changed, as JSON."""
+    run = there = make_run() | {"seconds": 1.0}
+    *way, last = (int(key) if key.isdigit() else key for key in place.split("/"))
+    for key in way:
+        there = there[key]
+    there[last] = value
+    return json.dumps(run)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("fedavg-seed0.json", "{", "toy/fedavg-seed0.json: it is not valid JSON"),
         ("fedavg-seed3.json", json.dumps(make_run()), "toy/fedavg-seed3.json: its name and its contents disagree"),
-        ("fedavg-seed0.json", json.dumps(make_run() | {"code": 3}), '"code" is not a text'),
+        ("fedavg-seed0.json", json.dumps(make_run() | {"code": 3}), 'its code is 3, not a text'),
         (
             "fedavg-seed0.json",
             json.dumps(make_run(complete=False, method={}) | {"rounds": []}),
-            '"config" does not name its method',
+            'its config/method lacks name',
         ),
-        ("fedavg-seed0.json", json.dumps(make_run() | {"arm": 3}), '"experiment" or "arm" is not a text'),
+        ("fedavg-seed0.json", json.dumps(make_run() | {"arm": 3}), 'its arm is 3, not a text'),
         (
             "search-fedavg.json",
             json.dumps(make_search(0.1) | {"chosen": {"lr": 9}}),
             '"chosen" is none of the candidates',
         ),
-        ("search-fedavg.json", json.dumps(make_search() | {"candidates": [3]}), "not a list of objects"),
+        ("search-fedavg.json", json.dumps(make_search() | {"candidates": [3]}), "its candidates/0 is 3, not an object"),
         (
             "search-fedavg.json",
             json.dumps(make_search(0.1)).replace('_accuracy": 0.5', '_accuracy": null'),
-            'a candidate has no finite "validation_accuracy"',
+            'its candidates/0/validation_accuracy is null, not a number from 0 to 1',
         ),
+        ("fedavg-seed0.json", "[" * 200_000, "it is not valid JSON (nested too deep)"),
+        ("fedavg-seed0.json", json.dumps(make_run() | {"kind": {"a": 1}}), 'it is not an object whose "kind" is'),
+        *(
+            ("fedavg-seed0.json", impossible(place, value), f"its {place} is {value!r}, not a")
+            for place, value in (
+                *(("final/test_accuracy/0", value) for value in (5.0, -1, 1e308, True, "0.5")),
+                ("rounds/1/personal_accuracy", 1.5),
+                ("rounds/1/per_client/personal/0", "x"),
+                ("final/test_loss/0", -1.0),
+                ("final/test_size/1", 1.5),
+                ("config/lr", "0.1"),
+                ("seconds", -1),
+            )
+        ),
+        ("fedavg-seed0.json", impossible("final/test_accuracy/0", None), "lacks the accuracy of a client with test images"),
+        ("fedavg-seed0.json", impossible("rounds/2/round", 1), "its rounds are not one after another"),
+        ("fedavg-seed0.json", impossible("seconds", 0).replace('"seconds": 0', '"seconds": 1e400'), "its seconds is inf"),
         ("fedavg-seed0.json.damaged", "", "set aside as damaged"),
     ],
 )  # fmt: skip

@@ -468,7 +468,7 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     for one in (searches, replace(searches, name="follows", searched_in="searches")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
     assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
     result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
@@ -506,7 +506,7 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
     for one in (first, waits, replace(first, name="elsewhere")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("first", "waits"))
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     both = ["reproduce", "both", "--ledger", tmp_path]
     result = call(*both)
     assert (

@@ -129,7 +129,7 @@ def test_a_worker_is_killed_and_every_run_lands_once_with_the_same_numbers(
     assert len(repeated) == 1 and 0 < int(repeated[0]) < ROUNDS, said
     assert done.left == 0 and len(done.written) == 2 + 4 and not list(folder.rglob("*.pt"))
     assert said.count("done ") == 6 and len({line for line in said.splitlines() if "done " in line}) == 6
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     runner.reproduce(steady, workers=1, device="cpu", ledger=Ledger(tmp_path / "alone"))
     assert entries(folder) == entries(tmp_path / "alone")
 

@@ -198,6 +198,7 @@ def test_an_entry_that_could_not_be_read_back_is_refused(ledger):
 def test_numpy_values_become_json_and_nan_becomes_null(ledger):
     run = make_run()
     run["final"]["test_accuracy"] = np.array([0.5, np.nan], dtype=np.float32)
+    run["final"]["test_size"] = [4, 0]
     run["rounds"][1]["personal_loss"] = math.inf
     run["watch"] = {"alpha": {0: np.eye(2), 1: np.array([[1 / 3, 2 / 3]])}}
     text = ledger.write(run).read_text()

@@ -189,7 +189,7 @@ def test_letters_and_writers_run_from_small_files_of_their_format(
     )
     tiny = replace(one, name="letters", clients=4, rounds=2, search_rounds=3, model="mlp", arms=arms)
     monkeypatch.setitem(EXPERIMENTS, "letters", tiny)
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     ledger = Ledger(tmp_path / "results")
     assert set(table(tiny, ledger)["Reason"]) == {
         f"data not available here; where it is: `pfl-lite reproduce letters --methods {arm.key}`"

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ class Inline:
 
     def shutdown(self) -> None: ...
 
-    def submit(self, function: Any, *arguments: Any) -> Any:
+    def submit(self, function: Any, task: Any, checkpoint: Path) -> Any:
         future: Future[Any] = Future()
-        future.set_result(function(*arguments))
+        future.set_result(executors.train(task, checkpoint, lambda key, at: False))
         return future
 
 
@@ -106,7 +106,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
         seeds=(0, 1),
     )
     monkeypatch.setitem(EXPERIMENTS, "tiny", small)
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     return "tiny"
 
 
@@ -127,7 +127,7 @@ def moe(monkeypatch: pytest.MonkeyPatch) -> str:
         ),
     )
     monkeypatch.setitem(EXPERIMENTS, "moe", small)
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     return "moe"
 
 
@@ -267,7 +267,7 @@ def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
     said = capsys.readouterr().out
     assert not killed.is_alive() and "a worker was lost" in said and "go on with local" in said
     assert len(done.written) == 1 and not list(folder.rglob("*.pt"))
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     runner.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)
     assert entries(folder) == entries(tmp_path / "alone")
 
@@ -276,14 +276,14 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
     steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class TooBig(Inline):
-        def submit(self, function: Any, *arguments: Any) -> Any:
-            if arguments[0].key != ("local", 0, None):
-                return super().submit(function, *arguments)
+        def submit(self, function: Any, task: Any, checkpoint: Path) -> Any:
+            if task.key != ("local", 0, None):
+                return super().submit(function, task, checkpoint)
             future: Future[Any] = Future()
-            future.set_exception(BrokenExecutor())
+            future.set_exception(executors.WorkerDied())
             return future
 
-    monkeypatch.setattr(executors, "ProcessPoolExecutor", TooBig)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", TooBig)
     ledger = Ledger(tmp_path)
     with pytest.raises(InputError, match="out of memory: local seed 0; the same command"):
         runner.reproduce(steady, rounds=1, device="cpu", ledger=ledger)

@@ -59,24 +59,23 @@ class Federation:
         """Put a data set and the clients' indices on a device, images resized (bilinear) to `size` x `size`
         if given, and labels as each client sees them.
 
-        Raises InputError for no clients, a size below 1, indices that are not whole numbers or outside the data
-        set, a client that is tested or validated on images that it trains on, and for clients that relabel with
-        other than [classes] labels of the data set or share an image all the same.
+        Raises InputError for no clients, a size below 1, clients that cannot be (`data.partition.checked`), and for
+        clients that relabel and share an image all the same.
         """
         if not clients:
             raise InputError("a federation needs at least one client")
         if size is not None and size < 1:
             raise InputError(f"the image size must be at least 1 pixel, not {size}")
 
-        clients = [_checked(i, client, images) for i, client in enumerate(clients)]
+        clients = partitions.checked(clients, images)
 
         def indices_of(split: str) -> list[Tensor]:
             parts = (getattr(client, split) for client in clients)
             return [torch.as_tensor(part, dtype=torch.int64, device=device) for part in parts]
 
         train, val, test = (indices_of(split) for split in ("train", "val", "test"))
-        labels = _as_seen(images.train_labels, clients, ("train", "val"), len(images.card.classes))
-        test_labels = _as_seen(images.test_labels, clients, ("test",), len(images.card.classes))
+        labels = _as_seen(images.train_labels, clients, ("train", "val"))
+        test_labels = _as_seen(images.test_labels, clients, ("test",))
         groups = known_groups(clients)
         pixels = _normalised(images.train_images, images.card, size, dtype, device)
 
@@ -219,40 +218,7 @@ def make_federation(
     return Federation.build(images, indices, size=size, dtype=dtype, device=device)
 
 
-def _checked(i: int, client: ClientIndices, images: Images) -> ClientIndices:
-    """Client `i` with indices as int64 arrays; raises InputError where they cannot be indices of the images."""
-    if not isinstance(client, ClientIndices):
-        raise InputError(
-            f"client {i} must be ClientIndices(train=..., val=..., test=...), not {type(client).__name__}"
-        )
-    parts: dict[str, Any] = {}
-    for split in ("train", "val", "test"):
-        part = np.asarray(getattr(client, split))
-        if part.dtype == bool:
-            raise InputError(
-                f"client {i} has a mask as {split} indices: np.flatnonzero(mask) makes indices of it"
-            )
-        if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
-            raise InputError(
-                f"client {i} must have whole numbers [n] as {split} indices, positions of images from 0 on, "
-                f"not {part.dtype} {list(part.shape)}"
-            )
-        n = len(images.test_labels if split == "test" else images.train_labels)
-        if len(part) and not 0 <= part.min() <= part.max() < n:
-            raise InputError(f"client {i} has {split} indices outside 0..{n - 1}, those of '{images.name}'")
-        parts[split] = part.astype(np.int64, copy=False)
-    # test images are other images than these, unless all are one pool
-    for split in ("val", "test") if images.merged else ("val",):
-        if len(both := np.intersect1d(parts["train"], parts[split])):
-            raise InputError(
-                f"client {i} has image {both[0]} in both train and {split}: leave it out of one of them"
-            )
-    return replace(client, **parts)
-
-
-def _as_seen(
-    labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str, ...], classes: int
-) -> np.ndarray:
+def _as_seen(labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str, ...]) -> np.ndarray:
     """The labels [n] of the images as their clients see them; images that belong to nobody keep theirs.
 
     One array can hold this only because an image belongs to one client at most, which is checked here.
@@ -268,13 +234,8 @@ def _as_seen(
                 "client, an image can belong to one client only"
             )
         owner[mine] = i
-        if (new := client.relabel) is None:
-            continue
-        if new.shape != (classes,) or new.dtype.kind not in "iu" or not 0 <= new.min() <= new.max() < classes:
-            raise InputError(
-                f"client {i} must be relabelled with {classes} labels in 0..{classes - 1}, one a class"
-            )
-        seen[mine] = new[labels[mine]]
+        if client.relabel is not None:
+            seen[mine] = client.relabel[labels[mine]]
     return seen
 
 

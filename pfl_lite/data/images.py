@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pfl_lite import files
 from pfl_lite.data import glyphs, leaf
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.files import write_npz
 from pfl_lite.seeds import generator
 
 SPLITS = ("published", "fedem", "recut")
@@ -435,14 +435,10 @@ def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
     Raises one InputError that names the file if it is damaged, or its arrays are not those of the card.
     """
     try:
-        with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as zipped:
-            # Reading an array to its end also checks the CRC-32 that the zip file keeps of it.
-            arrays = {key: zipped[key] for key in zipped.files}
-    except PermissionError as error:
+        arrays = files.read_npz(path)
+    except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (
-        Exception
-    ) as error:  # a broken archive fails in many ways: zip, zlib, header syntax, a shape too large
+    except ValueError as error:
         raise _damaged(path, card, "is damaged or half-written") from error
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
     if missing := [key for key in keys if not np.size(arrays.get(key, ()))]:
@@ -531,8 +527,8 @@ def _glyphs(card: Card, path: Path) -> dict[str, np.ndarray]:
             return arrays
     arrays = glyphs.draw()
     # A folder that cannot be written costs a few seconds of drawing in every process, nothing else.
-    with suppress(OSError):
-        write_npz(path, arrays, compress=True)
+    with suppress(InputError):
+        files.write_npz(path, arrays, compress=True)
     return arrays
 
 
@@ -553,7 +549,7 @@ def _convert(card: Card, path: Path) -> None:
     try:
         with _timeout(DOWNLOAD_TIMEOUT):
             arrays = _fetch(card.name, path.parent / "downloads")
-        write_npz(path, arrays)
+        files.write_npz(path, arrays)
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -576,10 +572,7 @@ def _convert_leaf(path: Path) -> None:
             f"uncut into {folder / 'all'}, or put femnist.npz there yourself, with uint8 train_images and test_images, "
             "and integer labels and writers of both"
         )
-    try:
-        write_npz(path, arrays)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+    files.write_npz(path, arrays)
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pfl_lite.errors import InputError
+from pfl_lite.files import read_json
 from pfl_lite.seeds import generator
 
 SIZE = 28
@@ -72,11 +72,18 @@ def _read_all(files: list[Path], classes: int) -> list[_Written]:
 def _read(path: Path, classes: int) -> list[_Written]:
     """Every writer of one file."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
+        if not all(isinstance(name, str) for name in content["users"]):
+            raise ValueError("a writer without a name")
         return [_written(name, content["user_data"][name], classes) for name in content["users"]]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:  # not JSON, a key that is missing, a list that is none
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ) as error:  # not JSON, a missing key, a list that is none
         raise InputError(
             f"{path} is not a FEMNIST file of LEAF (users, and for each in user_data: x of {SIZE * SIZE} numbers in "
             f"[0, 1], y in 0..{classes - 1}): write it again with LEAF's scripts"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 
@@ -20,11 +20,13 @@ import numpy as np
 
 from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
-from pfl_lite.files import write_npz
+from pfl_lite.files import read_npz, regular, write_npz
 from pfl_lite.seeds import generator
 
 ENDING = ".npz"
 """How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
+SPLITS = ("train", "val", "test")
+_MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of its clients
 
 
 @dataclass(frozen=True)
@@ -248,18 +250,14 @@ def save_partition(path: str | Path, clients: list[ClientIndices], images: Label
     """
     if not is_file(str(path)):
         raise InputError(f"{path} must end in {ENDING}: by this a partition's file is told from a recipe")
-    splits = ("train", "val", "test")
-    arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in splits}
+    arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in SPLITS}
     arrays |= {f"relabel/{i}": c.relabel for i, c in enumerate(clients) if c.relabel is not None}
     if (groups := known_groups(clients)) is not None:
         arrays["group"] = groups
     if images is not None:
         arrays["images"] = np.array([len(images.train_labels), len(images.test_labels)])
         arrays["labels"] = np.array(_digest_of_labels(images))
-    try:
-        write_npz(Path(path), arrays)
-    except OSError as error:
-        raise InputError(f"cannot write the partition to {path}: {error.strerror or error}") from error
+    write_npz(Path(path), arrays)
 
 
 def load_partition(
@@ -267,9 +265,9 @@ def load_partition(
 ) -> list[ClientIndices]:
     """Read the clients of a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST` for a content.
 
-    Raises InputError for a file that is not there or none of these, for another content than the digest's, for
-    another number of `clients`, and for `images` of another number or with other labels than the file was made of;
-    a file that does not say what it was made of fits all.
+    Raises InputError for a file that is not there or none of these, for clients that cannot be (see `checked`), for another
+    content than the digest's, for another number of `clients`, and for `images` of another number or with other labels than the
+    file was made of; a file that does not say what it was made of fits all.
     """
     path, digest = _located(spec)
     content = _content(path)
@@ -278,23 +276,18 @@ def load_partition(
             f"{path} is not the file that it was (#{digest}): name it without # to take it as it is"
         )
     try:
-        with np.load(BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_npz(content)
         number = len([name for name in arrays if name.startswith("train/")])
-        if not number:
-            raise ValueError("no client")
-        group = arrays["group"].tolist() if "group" in arrays else [None] * number
-        found = [
-            ClientIndices(
-                train=arrays[f"train/{i}"],
-                val=arrays[f"val/{i}"],
-                test=arrays[f"test/{i}"],
-                relabel=arrays.get(f"relabel/{i}"),
-                group=group[i],
-            )
-            for i in range(number)
-        ]
-    except Exception as error:  # a broken archive fails in many ways, and so does one of other arrays
+        names = {f"{split}/{i}" for split in SPLITS for i in range(number)}
+        group, made_of = arrays.get("group", np.zeros(number, int)), arrays.get("images", np.zeros(2, int))
+        label = arrays.get("labels", np.array(""))
+        sound = (
+            number > 0 and names <= arrays.keys() <= names | {f"relabel/{i}" for i in range(number)} | _MORE
+        )
+        sound = sound and group.shape == (number,) and group.dtype.kind in "iu" and label.dtype.kind == "U"
+        if not (sound and label.ndim == 0 and made_of.shape == (2,) and made_of.dtype.kind in "iu"):
+            raise ValueError("other arrays")
+    except ValueError as error:
         raise InputError(
             f"{path} holds no partition: name a file that `pfl-lite partition --out` wrote"
         ) from error
@@ -303,19 +296,90 @@ def load_partition(
             f"{path} is a partition over {number} clients, not {clients}: ask for {number} clients"
         )
     if images is not None and "images" in arrays:
-        sizes = [len(images.train_labels), len(images.test_labels)]
-        if arrays["images"].tolist() != sizes:
-            train, test = arrays["images"].tolist()
+        sizes, (train, test) = [len(images.train_labels), len(images.test_labels)], made_of.tolist()
+        if [train, test] != sizes:
             raise InputError(
                 f"{path} is a partition of {train} training and {test} test images, not of {sizes[0]} and {sizes[1]}: "
                 "use it with the data set and the split that it was made of"
             )
-    if images is not None and "labels" in arrays and str(arrays["labels"]) != _digest_of_labels(images):
+    if images is not None and "labels" in arrays and str(label) != _digest_of_labels(images):
         raise InputError(
             f"{path} is a partition of other images: their number is the same as here, their labels are not; "
             "use it with the data set that it was made of"
         )
+    found = [
+        ClientIndices(
+            train=arrays[f"train/{i}"],
+            val=arrays[f"val/{i}"],
+            test=arrays[f"test/{i}"],
+            relabel=arrays.get(f"relabel/{i}"),
+            group=int(group[i]) if "group" in arrays else None,
+        )
+        for i in range(number)
+    ]
+    try:
+        return checked(found, images)
+    except InputError as error:
+        raise InputError(f"{path} holds no partition that can be used: {error}") from error
+
+
+def checked(clients: Sequence[ClientIndices], images: Labelled | None) -> list[ClientIndices]:
+    """The clients with their indices as int64 arrays.
+
+    Raises:
+        InputError: indices that are not whole numbers [n], listed twice, or outside the data set, a client that is tested or
+            validated on images that it trains on, other new labels than one a class, a group that is none of 0 .. clients-1.
+    """
+    found = []
+    for i, client in enumerate(clients):
+        if not isinstance(client, ClientIndices):
+            raise InputError(
+                f"client {i} must be ClientIndices(train=..., val=..., test=...), not {type(client).__name__}"
+            )
+        parts = {split: _indices(i, split, getattr(client, split), images) for split in SPLITS}
+        # test images are other images than these, unless all are one pool
+        for split in ("val", "test") if images is not None and images.merged else ("val",):
+            if len(both := np.intersect1d(parts["train"], parts[split], assume_unique=True)):
+                raise InputError(
+                    f"client {i} has image {both[0]} in both train and {split}: leave it out of one of them"
+                )
+        if client.relabel is not None:
+            new = np.asarray(client.relabel)
+            classes = new.size if images is None else len(images.card.classes)
+            if new.shape != (classes,) or not _whole(new, classes):
+                raise InputError(
+                    f"client {i} must be relabelled with {classes} labels in 0..{classes - 1}, one a class"
+                )
+        if client.group is not None and client.group not in range(len(clients)):
+            raise InputError(f"the group of client {i} must be in 0..{len(clients) - 1}, not {client.group}")
+        found.append(replace(client, train=parts["train"], val=parts["val"], test=parts["test"]))
     return found
+
+
+def _whole(array: np.ndarray, below: int) -> bool:
+    """Whether an array holds whole numbers in 0 .. below-1."""
+    return array.dtype.kind in "iu" and (not array.size or bool(0 <= array.min() <= array.max() < below))
+
+
+def _indices(i: int, split: str, given: object, images: Labelled | None) -> np.ndarray:
+    """A client's indices of a split as int64 [n]."""
+    part = np.asarray(given)
+    if part.dtype == bool:
+        raise InputError(
+            f"client {i} has a mask as {split} indices: np.flatnonzero(mask) makes indices of it"
+        )
+    if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
+        raise InputError(
+            f"client {i} must have whole numbers [n] as {split} indices, positions of images from 0 on, "
+            f"not {part.dtype} {list(part.shape)}"
+        )
+    n = 2**63 if images is None else len(images.test_labels if split == "test" else images.train_labels)
+    if not _whole(part, n) and len(part):
+        raise InputError(f"client {i} has {split} indices outside 0..{n - 1}, those of the data set")
+    ordered = np.sort(part)
+    if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+        raise InputError(f"client {i} has image {twice[0]} twice in {split}: list it once")
+    return part.astype(np.int64, copy=False)
 
 
 def pinned(spec: str) -> str:
@@ -337,7 +401,7 @@ def _located(spec: str) -> tuple[str, str]:
 
 def _content(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return regular(path).read_bytes()
     except OSError as error:
         raise InputError(
             f"the partition {path} cannot be read ({error.strerror}): write it with `pfl-lite partition --out {path}`"
@@ -406,4 +470,7 @@ def _deal(
     for c, members in enumerate(np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])):
         members = rng.permutation(members)[: counts[:, c].sum()]
         owner[members] = np.repeat(np.arange(clients), counts[:, c])
-    return [np.sort(indices[owner == i]).astype(np.int64) for i in range(clients)]
+    held = np.split(
+        indices[np.argsort(owner, kind="stable")], np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
+    )
+    return [np.sort(mine).astype(np.int64) for mine in held[1 : clients + 1]]

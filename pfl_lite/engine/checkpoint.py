@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pfl_lite.config import TUNING, RunConfig, with_defaults
+from pfl_lite import schema
+from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path
+from pfl_lite.files import plain, regular, write_bytes
+from pfl_lite.models import Params
 
 
 def write_checkpoint(path: Path, config: RunConfig, content: dict[str, Any]) -> None:
     """Write a run's content atomically, with the configuration that it belongs to."""
-    with atomic_path(path) as temporary:
-        torch.save({"config": trajectory(config)} | content, temporary)
+    buffer = BytesIO()  # torch would tell of a full disk in words of its own
+    torch.save({"config": trajectory(config)} | content, buffer)
+    write_bytes(path, buffer.getbuffer())
 
 
 def read_checkpoint(
-    path: Path, config: RunConfig, names: set[str], trained_by: RunConfig | None
+    path: Path,
+    config: RunConfig,
+    fresh: dict[str, Any],
+    models: Callable[[], Params],
+    trained_by: RunConfig | None,
 ) -> dict[str, Any]:
-    """What a checkpoint holds under some names.
+    """What a checkpoint holds, held against what a run has before its first round.
 
     Args:
         path: the file.
         config: the run that goes on from it.
-        names: what must be there.
+        fresh: the same content of that run before its first round.
+        models: one model a client [N, ...], such as fine-tuned ones must be.
         trained_by: the run that it belongs to, if that is another one whose training is the same.
 
     Raises:
@@ -39,23 +49,83 @@ def read_checkpoint(
             f"{config.method.name} does not train as {trained_by.method.name} does: it needs a run of its own"
         )
     try:
-        content = torch.load(path, map_location=config.device, weights_only=True)
-        if not (isinstance(content, dict) and names | {"config"} <= content.keys()):
+        content = torch.load(regular(path), map_location=config.device, weights_only=True)
+        if not (isinstance(content, dict) and fresh.keys() | {"config"} <= content.keys()):
             raise ValueError("written by torch, but no checkpoint")
+        if fault := STORED(content["config"]):
+            raise ValueError(f"config{fault}")
+        there = with_defaults(content["config"])
     except Exception as error:  # torch raises many kinds for a file that is not its own
-        raise InputError(f"checkpoint {path} cannot be read: delete it to start this run anew") from error
-    mine, there = trajectory(trained_by or config), with_defaults(content["config"])
+        raise unreadable(path) from error
+    mine = trajectory(trained_by or config)
     other = [name for name in mine if there.get(name) != mine[name]]
     if other:
         raise InputError(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
             "name another checkpoint, or delete this one"
         )
+    if fault := _fault(content, fresh, models, config, trained_by is not None):
+        raise unreadable(path, fault)
     if content["round"] > config.rounds:
         raise InputError(
             f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
         )
     return content
+
+
+def unreadable(path: Path, fault: str = "") -> InputError:
+    """The sentence on a file that no run can go on from."""
+    return InputError(
+        f"checkpoint {path} cannot be read{f' ({fault})' * bool(fault)}: delete it to start this run anew"
+    )
+
+
+def _fault(
+    content: dict[str, Any],
+    fresh: dict[str, Any],
+    models: Callable[[], Params],
+    config: RunConfig,
+    heir: bool,
+) -> str | None:
+    """Where a checkpoint's content is not what a run of its configuration would have written."""
+    tensors = {"server": fresh["server"], "sampled": fresh["sampled"]}
+    tensors |= {} if heir else {"clients": fresh["clients"]}  # an heir begins with its own
+    tensors |= {} if content["tuned"] is None else {"tuned": models()}
+    for name, wanted in tensors.items():
+        grows = name == "server" and config.method.grows
+        there, here = _kind(content[name], grows), _kind(wanted, grows)
+        if grows and isinstance(there, dict):  # also by tensors of its own
+            there = {key: there.get(key) for key in here}
+        if there != here:
+            return f"its {name} is not made of this run's tensors"
+    sizes = ("train_sizes", "val_sizes", "test_sizes", "unseen")
+    same = {name: schema.equal(fresh["history"][name]) for name in sizes}
+    history = schema.fields(
+        {"rounds": schema.rounds, "watch": schema.fields(rest=lambda _: schema.fields())} | same
+    )
+    clock = content["clock"]
+    number, counted = schema.number(), schema.size
+    if (
+        not isinstance(clock, list)
+        or len(clock) != 3
+        or number(clock[0])
+        or number(clock[1])
+        or counted(clock[2])
+    ):
+        return "its clock has stopped"
+    if fault := schema.count(content["round"]) or history(plain(content["history"])):
+        return f"its history{fault}"
+    played = [one["round"] for one in content["history"]["rounds"]]
+    if played != list(range(content["round"] + 1)) and (played or content["round"]):
+        return "its history is of other rounds"
+    return None
+
+
+def _kind(value: Any, grows: bool = False) -> Any:
+    """Names, types and shapes of tensors; without the first axis where it grows."""
+    if isinstance(value, dict):
+        return {name: _kind(one, grows) for name, one in value.items()}
+    return (value.dtype, value.shape[int(grows) :]) if isinstance(value, torch.Tensor) else type(value)
 
 
 def trajectory(config: RunConfig) -> dict[str, Any]:

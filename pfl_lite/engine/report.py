@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import torch
 from torch import nn
 
 from pfl_lite import __version__
+from pfl_lite.config import METHOD
 from pfl_lite.engine.history import History
 from pfl_lite.errors import InputError
-from pfl_lite.files import write_npz
+from pfl_lite.files import read_npz, write_npz
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.base import unpack
 from pfl_lite.models import Network, Params
@@ -54,13 +54,14 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
         InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            stored = {name: arrays[name] for name in arrays.files}
+        stored = read_npz(Path(path))
         own = json.loads(str(stored["method"]))
         name = own["name"]
+        if fault := METHOD(own):
+            raise ValueError(f"method{fault}")
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
         ) from error
@@ -74,14 +75,21 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     found = unpack(group, stored)
     if not found:
         raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
+    kinds = {array.dtype.name for array in found.values()}
+    if kinds - {"float32", "float64", "int64", "bool"} or len(floats := kinds & {"float32", "float64"}) != 1:
+        raise InputError(
+            f"{path} holds a {group} model of {', '.join(sorted(kinds))}, not of float32 or float64"
+        )
     if client is not None:
-        count = len(next(iter(found.values())))
-        if not 0 <= client < count:
+        counts = {len(rows) if rows.ndim else 0 for rows in found.values()}
+        if len(counts) > 1:
+            raise InputError(f"{path} holds parts of personal models for unlike numbers of clients")
+        if client not in range(count := counts.pop()):
             raise InputError(f"{path} holds the personal models of clients 0 to {count - 1}, not {client}")
-        found = {name: rows[client] for name, rows in found.items()}
-    params = {name: torch.from_numpy(array) for name, array in found.items()}
+        found = {name: rows[int(client)] for name, rows in found.items()}
+    params = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in found.items()}
     try:
-        return method.to_module(network, params)
+        module = method.to_module(network, params)
     except InputError as error:
         if client is not None:
             raise
@@ -89,6 +97,18 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
         raise InputError(
             f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
         ) from error
+    if network.shape:
+        try:
+            with torch.no_grad():
+                module(torch.zeros(1, *network.shape, dtype=getattr(torch, floats.pop())))
+        except Exception as error:  # a mixture or an assembly is put together where it is used
+            raise InputError(f"{path} holds parameters that do not fit the network {network.name}") from error
+    return module
+
+
+def threads() -> int:
+    """How many threads torch computes with."""
+    return torch.get_num_threads()
 
 
 def versions() -> dict[str, str]:

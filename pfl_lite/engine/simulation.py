@@ -20,7 +20,7 @@ from pfl_lite.engine.evaluate import Scorer
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import over_processes
-from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
+from pfl_lite.engine.report import code_version, device_name, final_scores, threads, versions, write_models
 from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain
@@ -253,7 +253,7 @@ class Simulation(Rounds):
         Raises:
             InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
-        content = read_checkpoint(path, self.config, set(self._content()), trained_by)
+        content = read_checkpoint(path, self.config, self._content(), self.personal_models, trained_by)
         untrained = self.clients
         self._take(content)
         if trained_by is None:
@@ -293,6 +293,7 @@ class Simulation(Rounds):
             "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
             "data_card": asdict(self.federation.card),
             "device": self.trained_on,
+            "threads": threads(),  # on which the last bits depend
             "versions": versions(),
             "code": code_version(),
         }

@@ -39,6 +39,7 @@ from pfl_lite.methods.pfl_mf import PFLMF
 from pfl_lite.methods.pfl_mfe import PFLMFE
 from pfl_lite.methods.pfl_moe import PFLMoE
 from pfl_lite.methods.scaffold import Scaffold
+from pfl_lite.schema import LARGE, WIDE
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -71,6 +72,9 @@ __all__ = [
     "make_method",
     *sorted(method.__name__ for method in METHODS.values()),
 ]
+
+
+MANY = 10_000  # of branches, clusters, epochs, units of a layer: what is more would fill a memory
 
 
 def make_method(name: str, **settings: Any) -> Method:
@@ -116,14 +120,14 @@ def convert_settings(method: type[Method], settings: dict[str, Any]) -> dict[str
     for key in settings:
         if key not in kinds:
             raise unknown(f"setting of {method.name}", key, kinds)
-    return {key: convert(f"{method.name}: {key}", value, kinds[key]) for key, value in settings.items()}
+    return {key: convert(f"{method.name}: {key}", value, kinds[key], MANY) for key, value in settings.items()}
 
 
-def convert(what: str, value: Any, kind: type) -> Any:
+def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
     """`value` as a number or word of the given kind, e.g. `convert("fedprox: mu", "0.1", float)` -> 0.1.
 
     Raises:
-        InputError: the value is not of that kind.
+        InputError: the value is not of that kind, or too large: a whole number above `most`, any other above `WIDE`.
     """
     if kind is str and isinstance(value, str):
         return value
@@ -140,4 +144,6 @@ def convert(what: str, value: Any, kind: type) -> Any:
             raise ValueError
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise InputError(f"{what} must be {wanted}, not '{value}'") from error
+    if abs(number) > (limit := most if kind is int else WIDE):
+        raise InputError(f"{what} must be at most {limit:g} in size, not {value}")
     return number

@@ -261,6 +261,8 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]
+    grows: ClassVar[bool] = False
+    """Whether the server's state may come to hold more rows, or more tensors, than `init` gave it."""
     tracked: ClassVar[tuple[str, ...]] = ()
     """Which parts of the clients' state (`inspect`) a run keeps from round to round."""
     finetune: ClassVar[str] = "own_update"

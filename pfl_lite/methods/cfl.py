@@ -41,6 +41,7 @@ class ClusteredFL(Newcomers):
     about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
     tracked: ClassVar[tuple[str, ...]] = ("cluster",)
     finetune: ClassVar[str] = "plain_sgd"
+    grows: ClassVar[bool] = True
 
     eps1: float = 0.4
     """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""

@@ -48,7 +48,7 @@ def check(ledger: Ledger) -> Findings:
     runs: list[tuple[str, Run]] = []
     attempts: list[tuple[str, Run]] = []
     for path in sorted(path for path in ledger.folder.rglob("*.json*") if not hidden(ledger, path)):
-        found.files, found.bytes = found.files + 1, found.bytes + path.stat().st_size
+        found.files, found.bytes = found.files + 1, found.bytes + path.lstat().st_size
         name = path.relative_to(ledger.folder).as_posix()
         if path.suffix != ".json":
             found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
@@ -191,9 +191,12 @@ def count_missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> in
     return sum(len(full_plan(get_experiment(part, budget), ledger).missing()) for part in members(name))
 
 
-def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
-    """The commands that would fill an experiment's gaps; arms that share a training share a command."""
-    plan = full_plan(experiment, ledger)
+def gaps_of(
+    experiment: Experiment, ledger: Ledger, asked: Sequence[Arm] = (), seeds: Sequence[int] = ()
+) -> list[Missing]:
+    """The commands that would fill an experiment's gaps (of some arms and seeds); arms that share a training share a command."""
+    arms = asked or experiment.arms
+    plan = Plan(experiment, arms, seeds or experiment.seeds, None, "cpu", ledger)
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in plan.missing():
         gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
@@ -203,26 +206,21 @@ def gaps_of(experiment: Experiment, ledger: Ledger) -> list[Missing]:
             gaps.setdefault(arm.key, [])
     found = []
     for training, some in gaps.items():
-        arms = list(dict.fromkeys(arm.key for arm, _ in some)) or [training]
-        seeds = sorted({seed for _, seed in some})
+        keys = list(dict.fromkeys(arm.key for arm, _ in some)) or [training]
+        lacking = sorted({seed for _, seed in some})
         first = experiment.arm(training)
         after = ""
         if plan.chosen(first) is None and plan.searching is not experiment:
             after = plan.searching.command(plan.source(first).key)
-        elif waits := [seed for seed in seeds if plan.awaits(first, seed)]:
+        elif waits := [seed for seed in lacking if plan.awaits(first, seed)]:
             after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
-        command = experiment.command(",".join(arms), ",".join(map(str, seeds)))
-        time = typical_seconds(experiment, arms, ledger)
+        command = experiment.command(",".join(keys), ",".join(map(str, lacking)))
+        time = typical_seconds(experiment, keys, ledger)
         found.append(Missing(command, len(some), time, after, experiment.unavailable))
-    for arm in experiment.arms:
+    for arm in arms:
         if arm.run_of is not None:
             home = get_experiment(arm.run_of, experiment.budget)
-            trained = home.arm(str(arm.rates_of))
-            there = Plan(home, [trained], experiment.seeds, None, "cpu", ledger)
-            if lacking := [seed for _, seed in there.missing()]:
-                command = home.command(trained.key, ",".join(map(str, lacking)))
-                time = typical_seconds(home, [trained.key], ledger)
-                found.append(Missing(command, len(lacking), time, ""))
+            found += gaps_of(home, ledger, [home.arm(str(arm.rates_of))], experiment.seeds)
     return found
 
 

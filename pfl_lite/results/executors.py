@@ -10,10 +10,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import wait
-from multiprocessing.synchronize import Event
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,35 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Rep
     return simulation.report() if done or diverged() else None
 
 
-_stopping: Event | None = None  # in a worker process: set when its parent wants no new round
-_news: Any = None  # in a worker process: where it says which round it has reached
+class WorkerDied(Exception):
+    """A run's worker was killed, ran out of memory or lost its machine, and no other repeats the run by itself."""
 
 
-def start_worker(stopping: Event, news: Any) -> None:
-    """Let only the parent answer an interrupt; workers finish the round in hand and write their checkpoint.
+def serve(line: Connection) -> None:
+    """In a worker process: train one task after another, say each round, and answer with a report or an error.
 
-    A worker whose parent was killed ends at once, from whatever it does: nobody would enter its result.
+    A worker whose parent was killed ends at once, from whatever it does: its result could not be entered.
     """
-    global _stopping, _news
-    _stopping, _news = stopping, news
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=end_with, args=(parent.sentinel,), daemon=True).start()
+    import pfl_lite.engine.simulation  # noqa: F401 (what takes long is done before the first run is taken)
+    from pfl_lite.engine.processes import as_sent
+
+    def stop(key: Key, at: int) -> bool:
+        """Say which round a run has reached; whether it is to stop."""
+        line.send((key, at))
+        return line.poll()  # the parent says nothing else in the middle of a run
+
+    line.send(None)
+    with suppress(EOFError):
+        while (asked := line.recv()) is not None:
+            task, checkpoint = asked
+            answer: Report | Exception
+            try:
+                answer = train(task, checkpoint, stop)
+            except Exception as error:
+                answer = as_sent(error)
+            line.send((None, answer))
 
 
 def end_with(sentinel: int) -> None:
@@ -77,36 +93,61 @@ def end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def tell_parent(key: Key, at: int) -> bool:
-    """In a worker process: say which round a run has reached; whether it is to stop."""
-    if _news is not None:
-        _news.put((key, at))
-    return _stopping is not None and _stopping.is_set()
+class Worker:
+    """A process that trains one run at a time; `train` waits for it in a thread of its own.
 
+    Raises:
+        WorkerDied: it does not even start, however often that is tried.
+    """
 
-class WorkerDied(Exception):
-    """A run's worker was killed, ran out of memory or lost its machine, and nobody repeats the run by itself."""
+    starts = 10
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for _ in range(self.starts):  # a death here is no run's
+            self.line, theirs = context.Pipe()
+            self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+            self.process.start()
+            theirs.close()
+            with suppress(EOFError, OSError):
+                self.line.recv()
+                return
+        raise WorkerDied
+
+    def train(self, task: Task, checkpoint: Path, heard: deque[tuple[Key, int]]) -> Report:
+        """Its report on a task; rounds are `heard` meanwhile."""
+        try:
+            self.line.send((task, checkpoint))
+            while (news := self.line.recv())[0] is not None:
+                heard.append(news)
+        except (EOFError, OSError) as error:
+            raise WorkerDied from error
+        if isinstance(news[1], Exception):
+            raise news[1]
+        report: Report = news[1]
+        return report
+
+    def stop(self) -> None:
+        """Let it start no other round, nor run."""
+        with suppress(OSError):
+            self.line.send(None)
 
 
 class ProcessExecutor:
-    """Worker processes of this machine.
-
-    The standard library's pool, like loky's, gives up all its processes when one dies: a new one takes its place here.
-    """
+    """Worker processes of this machine, each with one run at a time: where one dies, no other run is touched."""
 
     patience = 3  # deaths of its worker at one and the same round after which a run is given up
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.hire()
-
-    def hire(self) -> None:
-        """Make the pool and the two lines to it; a dead process may have held the locks of the old ones."""
-        context = multiprocessing.get_context("spawn")
-        self.stopping, self.line = context.Event(), context.Queue()
-        self.pool = ProcessPoolExecutor(
-            self.workers, mp_context=context, initializer=start_worker, initargs=(self.stopping, self.line)
-        )
+        self.workers, self.stopped = workers, False
+        self.heard: deque[tuple[Key, int]] = deque()
+        self.free: list[Worker] = []
+        self.busy: set[Worker] = set()
+        # Processes inherit what the thread that starts them does not listen to: an interrupt of all, by Ctrl-C or the end of a
+        # terminal, is answered here alone, while they finish the round in hand.
+        resource_tracker.ensure_running()
+        deaf = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        self.pool = ThreadPoolExecutor(workers, initializer=deaf)
 
     def room(self) -> int:
         """How many runs can be in hand at once."""
@@ -114,32 +155,42 @@ class ProcessExecutor:
 
     def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
         """Start a run, or queue it."""
+        return self.pool.submit(self._train, task, checkpoint)
+
+    def _train(self, task: Task, checkpoint: Path) -> Report:
+        while self.free and not self.free[-1].process.is_alive():  # killed while it had no run
+            self.free.pop()
+        worker = self.free.pop() if self.free else Worker()
+        self.busy.add(worker)
         try:
-            return self.pool.submit(train, task, checkpoint, tell_parent)
-        except BrokenExecutor:
-            self.hire()
-            return self.pool.submit(train, task, checkpoint, tell_parent)
+            report = None if self.stopped else worker.train(task, checkpoint, self.heard)
+        finally:
+            self.busy.discard(worker)
+        self.free.append(worker)
+        return report
 
     def result(self, future: Future[Report]) -> Report:
         """What a finished run came to."""
-        try:
-            return future.result()
-        except BrokenExecutor as error:
-            raise WorkerDied from error
+        return future.result()
 
     def news(self) -> Iterator[tuple[Key, int]]:
         """Which run has reached which round since the last call."""
-        while not self.line.empty():
-            yield self.line.get()
+        while self.heard:
+            yield self.heard.popleft()
 
     def stop(self) -> None:
         """Let no run start another round."""
-        self.stopping.set()
+        if not self.stopped:
+            self.stopped = True
+            for worker in list(self.busy):
+                worker.stop()
 
     def close(self) -> None:
         """Wait for the rounds in hand, then end the processes."""
         self.stop()
         self.pool.shutdown()
+        for worker in self.free:
+            worker.stop()
 
 
 def tell_cluster(topic: str, key: Key, at: int) -> bool:

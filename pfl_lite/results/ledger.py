@@ -7,7 +7,6 @@ sweep leaves no halves.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,19 +19,60 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from pfl_lite.config import MACHINE_KEYS, with_defaults
+from pfl_lite import schema
+from pfl_lite.config import MACHINE_KEYS, STORED, with_defaults
 from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path, plain
+from pfl_lite.files import plain, read_json, told, write_json
 
 Run = dict[str, Any]
-RUN_KEYS = ("experiment", "arm", "seed", "method", "config", "complete", "rounds")
-KEYS = {
-    "run": RUN_KEYS,
-    "diverged": (*RUN_KEYS, "attempt"),
-    "search": ("experiment", "arm", "candidates", "chosen"),
+_FINAL = schema.fields(
+    {
+        "test_accuracy": schema.each(schema.share),
+        "test_loss": schema.each(schema.loss),
+        "train_size": schema.each(schema.count),
+        "test_size": schema.each(schema.count),
+    },
+    rest=lambda _: schema.shares,
+)
+_RUN: dict[str, schema.Rule] = {
+    "experiment": schema.text,
+    "arm": schema.text,
+    "seed": schema.count,
+    "method": schema.text,
+    "config": STORED,
+    "complete": schema.flag,
+    "rounds": schema.rounds,
 }
-FINAL_KEYS = ("test_accuracy", "test_loss", "train_size", "test_size")
+_MADE: dict[str, schema.Rule] = {
+    "final": schema.either(_FINAL, schema.equal(None)),
+    "final_before_ft": schema.either(_FINAL, schema.equal(None)),
+    "seconds": schema.number(),
+    "parameters": schema.size,
+    "images_trained": schema.size,
+    "images_per_second": schema.number(),
+    "watch": schema.fields(rest=lambda _: schema.fields()),
+    "versions": schema.fields(rest=lambda _: schema.text),
+    "device": schema.text,
+    "threads": schema.count,
+    "code": schema.either(schema.text, schema.fields()),
+}
+_TRIED = schema.fields(
+    {"settings": schema.fields(rest=lambda _: schema.scalar), "validation_accuracy": schema.number(0, 1)},
+    {"rounds": schema.count, "seed": schema.count, "seconds": schema.number(), "diverged": schema.count},
+)
+KINDS: dict[str, schema.Rule] = {
+    "run": schema.fields(_RUN, _MADE),
+    "diverged": schema.fields(_RUN | {"attempt": schema.count}, _MADE),
+    "search": schema.fields(
+        {
+            "experiment": schema.text,
+            "arm": schema.text,
+            "candidates": schema.each(_TRIED),
+            "chosen": schema.fields(rest=lambda _: schema.scalar),
+        }
+    ),
+}
 WATCH_DIGITS = (
     4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits nobody reads
 )
@@ -50,40 +90,27 @@ def default_folder() -> Path:
 def fault(entry: Any) -> str | None:
     """Say in a few words what is wrong with a ledger entry; None if nothing is."""
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind not in KEYS:
+    if not isinstance(kind, str) or kind not in KINDS:
         return 'it is not an object whose "kind" is "run", "diverged" or "search"'
-    if missing := [key for key in KEYS[kind] if key not in entry]:
-        return f"it lacks {', '.join(missing)}"
-    if not all(isinstance(entry[key], str) for key in ("experiment", "arm")):
-        return '"experiment" or "arm" is not a text'
+    if problem := KINDS[kind](entry):
+        return f"{'its ' if problem.startswith('/') else 'it'}{problem.removeprefix('/')}"
     if kind == "search":
-        tried = entry["candidates"]
-        if not isinstance(tried, list) or not all(
-            isinstance(one, dict) and "settings" in one for one in tried
-        ):
-            return '"candidates" is not a list of objects that have "settings"'
-        scores = [one.get("validation_accuracy") for one in tried]
-        if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
-            return 'a candidate has no finite "validation_accuracy"'
-        known = [one["settings"] for one in tried]
+        known = [one["settings"] for one in entry["candidates"]]
         return None if entry["chosen"] in known else '"chosen" is none of the candidates'
-    if type(entry["seed"]) is not int or not isinstance(entry["config"], dict):
-        return '"seed" is not a whole number or "config" is not an object'
-    method = entry["config"].get("method")
-    if not isinstance(method, dict) or not isinstance(method.get("name"), str):
-        return '"config" does not name its method'
-    if not isinstance(entry.get("code", ""), str | dict):  # older runs name every file with a hash
-        return '"code" is not a text'
-    rounds, final = entry["rounds"], entry.get("final")
-    if not isinstance(rounds, list) or not all(isinstance(r, dict) and "round" in r for r in rounds):
-        return '"rounds" is not a list of objects that have a "round"'
-    if entry["complete"]:
-        if not rounds or not isinstance(final, dict):
-            return 'it is called complete but has no rounds or no "final"'
-        lists = [final.get(key) for key in FINAL_KEYS]
-        if not all(isinstance(x, list) and x and len(x) == len(lists[0] or []) for x in lists):
-            return '"final" does not hold four lists with one number a client'
-    return None
+    if not entry["complete"]:
+        return None
+    finals = [final for name in ("final", "final_before_ft") if (final := entry.get(name)) is not None]
+    if not entry["rounds"] or not entry.get("final"):
+        return 'it is called complete but has no rounds or no "final"'
+    clients = len(entry["final"]["test_size"])
+    if any(
+        len(each) != clients or not each for one in finals for each in one.values() if isinstance(each, list)
+    ):
+        return '"final" does not hold lists with one number a client'
+    untold = any(
+        a is None and n for one in finals for a, n in zip(one["test_accuracy"], one["test_size"], strict=True)
+    )
+    return '"final" lacks the accuracy of a client with test images' if untold else None
 
 
 def reached(run: Run) -> float:
@@ -111,6 +138,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
+        self._read: dict[Path, tuple[object, Run | None]] = {}
         self._named: set[Path] = set()  # damaged files that somebody has been told of
 
     def path(self, experiment: str, arm: str, seed: int | None, attempt: int | None = None) -> Path:
@@ -155,22 +183,33 @@ class Ledger:
 
     def examine(self, path: Path) -> tuple[Run | None, str | None]:
         """Read one file and change nothing: the entry, and what is wrong with the file; both None if it is not there."""
-        entry = None
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-            problem = fault(entry)
+            entry = read_json(path)
+        except FileNotFoundError:
+            return (None, "it is a link to nothing") if path.is_symlink() else (None, None)
+        except OSError as error:
+            return None, f"it cannot be read ({error.strerror})"
+        except ValueError as error:  # of JSON or of the encoding
+            return None, f"it is not valid JSON ({error})"
+        problem = fault(entry)
+        try:
             if problem is None and self._path_of(entry) != path:
                 problem = "its name and its contents disagree"
-        except FileNotFoundError:
-            return None, None
-        except ValueError as error:  # JSON, encoding and name errors are all ValueErrors
-            problem = f"it is not valid JSON ({error})"
-        return entry, problem
+        except InputError as error:
+            problem = str(error)
+        return (entry if problem is None else None), problem
 
     def _load(self, path: Path) -> Run | None:
         """Read one file and change nothing; a damaged one is named in a warning, once, and not used."""
+        if not os.path.lexists(path):
+            return None
+        there = path.lstat()
+        state = there.st_mtime_ns, there.st_size, there.st_ino
+        if path in self._read and self._read[path][0] == state:
+            return self._read[path][1]  # a sweep asks for everything after each of its runs
         entry, problem = self.examine(path)
         if problem is None:
+            self._read[path] = state, entry
             return entry
         if path not in self._named:
             self._named.add(path)
@@ -185,7 +224,8 @@ class Ledger:
         while aside.exists():
             number += 1
             aside = path.with_name(f"{path.name}.damaged-{number}")
-        path.rename(aside)
+        with told(path):
+            path.rename(aside)
         warnings.warn(f"ledger file {path} was damaged: it is set aside as {aside.name}", stacklevel=3)
 
     def _entries(self, experiment: str, kind: str) -> list[Run]:
@@ -260,10 +300,8 @@ class Ledger:
             return path
         if "watch" in entry:
             entry["watch"] = rounded(entry["watch"])
-        text = json.dumps(entry, allow_nan=False, separators=(",", ":")) + "\n"
         self._set_aside(path)
-        with atomic_path(path) as part:
-            part.write_text(text, encoding="utf-8")
+        write_json(path, entry, separators=(",", ":"))
         return path
 
     def frame(self, experiment: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Plan:
         self.rounds = rounds
         self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
-        self.checkpoints = ledger.folder.resolve() / ".checkpoints" / experiment.name
+        self.checkpoints = Path(os.path.realpath(ledger.folder)) / ".checkpoints" / experiment.name
 
     def searched(self, arm: Arm) -> list[dict[str, Any]]:
         """The candidates of an arm with a grid that were scored as its protocol says, not for other rounds or another seed."""
@@ -193,7 +194,7 @@ class Plan:
 
     def trial(self, arm: Arm, candidate: Settings) -> RunConfig:
         """The configuration with which a candidate of an arm's grid is scored."""
-        rounds = self.experiment.search_rounds
+        rounds = self.experiment.search_rounds_of(arm)
         settings = self.experiment.settings(self.experiment.search_seed, rounds=rounds) | self.machine
         settings |= (
             {"ft_every": 0, "eval_every": rounds, "patience": 0} | arm.settings | arm.search | candidate

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfl_lite.config import with_defaults
+from pfl_lite.config import MACHINE_KEYS
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment
 from pfl_lite.papers.statement import NotTestable, per_client_measure
@@ -134,8 +134,8 @@ def shortfalls(
         planned = experiment.rounds_of(arm)
         if (least := min(map(reached, runs))) < planned:
             said.append(f"{least:g} rounds of {planned}")
-        configs = [with_defaults(run["config"]) for run in runs]
-        keys = sorted({key for config in configs for key in config} - {"seed"})
+        configs = [flat(run["config"]) for run in runs]
+        keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
             said.append(f"the seeds differ in {', '.join(unlike)}")
     if unfinished:

@@ -6,7 +6,6 @@ experts* (gates), *pFedMB* (weights of branches) and *Compare the methods* (runs
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl_lite.errors import InputError
+from pfl_lite.files import script_json
 from pfl_lite.models.modular import decisions
 from pfl_lite.show import comparison as comparing
 from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label
@@ -32,8 +32,7 @@ def page(kind: str, record: Mapping[str, Any] | None = None) -> str:
     """An explorer's element with the record that it shows, and the styles and scripts that it needs, its own last."""
     inside = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
     if record is not None:
-        data = json.dumps(record, separators=(",", ":")).replace("</", "<\\/")
-        inside += f'<script type="application/json">{data}</script>'
+        inside += f'<script type="application/json">{script_json(record)}</script>'
     folder = resources.files("pfl_lite") / "static"
     sheets = ("explorer", *_MORE_STYLES.get(kind, ()))
     scripts = ("explorer", *_MORE_SCRIPTS.get(kind, ()), f"{kind}_explorer")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from importlib import resources
 
 import numpy as np
 
 from pfl_lite.data.images import load
 from pfl_lite.errors import unknown
+from pfl_lite.files import script_json
 from pfl_lite.show.offices import OFFICES
 from pfl_lite.show.plots import METHOD_COLOURS
 
@@ -45,7 +45,7 @@ def playground(kind: str) -> str:
     return (
         f'<div class="pfl-play" data-play="{kind}" role="group" aria-label="{PLAYGROUNDS[kind]}">This playground needs '
         "JavaScript."
-        f'<script type="application/json">{json.dumps(record, separators=(",", ":"))}</script></div>\n'
+        f'<script type="application/json">{script_json(record)}</script></div>\n'
         f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
     )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pfl_lite.engine.simulation import Simulation
 
 FORMATS = ("text", "markdown", "csv")
+DIVERGED = 1e6  # a mean cross-entropy above it is as good as none
 WIDTH, LAST = 120, 60  # characters of a note, and of the last column, before they are wrapped
 
 
@@ -152,6 +153,10 @@ def _scores(entry: dict[str, Any], prefix: str, names: dict[str, str]) -> list[s
     for key, title in names.items():
         accuracy, loss = (entry.get(f"{prefix}{key}_{quantity}") for quantity in ("accuracy", "loss"))
         if accuracy is not None:
-            shown = "not a number: training diverged, try a smaller --lr" if loss is None else f"{loss:.4f}"
+            lost = loss is None or loss > DIVERGED
+            shown = (
+                f"{'not a number' if loss is None else f'{loss:.1e}'}: training diverged, try a smaller --lr"
+            )
+            shown = shown if lost else f"{loss:.4f}"
             lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f} %   loss {shown}")
     return lines

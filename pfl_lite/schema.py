@@ -1,0 +1,128 @@
+"""What values in files may be: a rule says of a value what is wrong with it, and where; None if nothing is."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Rule = Callable[[Any], str | None]
+
+LARGE = 2**31 - 1  # more of anything that is counted is a mistake
+WIDE = 1e30  # a setting beyond it leaves no number finite
+MOST = 1e300  # of a loss, or of seconds
+
+
+def said(value: Any, wanted: str) -> str:
+    """What is wrong with a value that is not what was wanted."""
+    return f" is {'null' if value is None else reprlib.repr(value)}, not {wanted}"
+
+
+def number(low: float = 0, high: float = MOST, *, whole: bool = False, null: bool = False) -> Rule:
+    """A number from `low` to `high`; `null`: or none."""
+    wanted = f"a {'whole ' * whole}number from {low:g} to {high:g}{' or null' * null}"
+
+    def rule(value: Any) -> str | None:
+        fits = type(value) in ((int,) if whole else (int, float)) and low <= value <= high
+        return None if fits or (null and value is None) else said(value, wanted)
+
+    return rule
+
+
+def of_type(kind: type, wanted: str) -> Rule:
+    """A value of one type."""
+    return lambda value: None if isinstance(value, kind) else said(value, wanted)
+
+
+def equal(wanted: Any) -> Rule:
+    """One value."""
+    return lambda value: None if value == wanted else said(value, reprlib.repr(wanted))
+
+
+def either(*rules: Rule) -> Rule:
+    """What one of some rules allows; a fault is told by the first."""
+    return lambda value: None if None in (faults := [rule(value) for rule in rules]) else faults[0]
+
+
+def each(rule: Rule) -> Rule:
+    """A list, every item by one rule."""
+
+    def of_list(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return said(value, "a list")
+        return next((f"/{i}{fault}" for i, one in enumerate(value) if (fault := rule(one))), None)
+
+    return of_list
+
+
+def finite(value: Any) -> str | None:
+    """Any nested value without a number that is not finite."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        return next((f"/{key}{fault}" for key, one in pairs if (fault := finite(one))), None)
+    return said(value, "a finite number") if isinstance(value, float) and not math.isfinite(value) else None
+
+
+def fields(
+    needed: Mapping[str, Rule] = {},
+    more: Mapping[str, Rule] = {},
+    rest: Callable[[str], Rule] = lambda name: finite,
+) -> Rule:
+    """An object with some keys and perhaps `more`; `rest` gives the rule of any other key."""
+    known = {**needed, **more}
+
+    def of_object(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return said(value, "an object")
+        if missing := [key for key in needed if key not in value]:
+            return f" lacks {', '.join(missing)}"
+        faults = ((key, (known.get(key) or rest(str(key)))(one)) for key, one in value.items())
+        return next((f"/{key}{fault}" for key, fault in faults if fault), None)
+
+    return of_object
+
+
+def scalar(value: Any) -> str | None:
+    """A setting: a text, a finite number, true, false or null."""
+    return said(value, "a setting") if isinstance(value, dict | list) else finite(value)
+
+
+text, flag = of_type(str, "a text"), of_type(bool, "true or false")
+count, size = number(0, LARGE, whole=True), number(0, 2**63, whole=True)
+share, loss = number(0, 1, null=True), number(null=True)
+"""Of these, null says that there was nothing to score, or that it was no finite number."""
+
+
+def shares(value: Any) -> str | None:
+    """A share, or a list of shares, one a client."""
+    return each(share)(value) if isinstance(value, list) else share(value)
+
+
+def score(name: str) -> Rule:
+    """What a number of this name may be: an accuracy is a share, a loss not negative."""
+    return share if "accuracy" in name else loss if "loss" in name else size if "floats" in name else finite
+
+
+entry = fields(
+    {"round": count},
+    {
+        "clients": each(count),
+        "diverged": each(count),
+        "per_client": fields(rest=lambda name: either(each(loss if "loss" in name else share), equal(None))),
+        "whole_test": fields(rest=lambda _: fields(rest=lambda _: shares)),
+        "converged": flag,
+        "factor": number(),
+        "factors": fields(rest=lambda _: share),
+    },
+    score,
+)
+"""A round of a history."""
+
+
+def rounds(value: Any) -> str | None:
+    """The rounds of a history, one after another."""
+    if fault := each(entry)(value):
+        return fault
+    numbers = [one["round"] for one in value]
+    return None if numbers == sorted(set(numbers)) else " are not one after another"

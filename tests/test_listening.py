@@ -1,0 +1,61 @@
+"""What this book tells a reader to start can be reached from this machine only."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+psutil = pytest.importorskip("psutil")
+pytest.importorskip("distributed", reason="Dask is not installed: pip install 'pfl-lite[cluster]'")
+
+
+def listening(family: list[psutil.Process]) -> set[str]:
+    """The addresses at which some processes wait for connections."""
+    found = set()
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            found |= {
+                one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN
+            }
+    return found
+
+
+def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, tmp_path: Path) -> None:
+    page = (repository / "book/many-machines.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("dask ")]
+    assert len(lines) == 2
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = {"8786": str(one.getsockname()[1]), "8787": str(other.getsockname()[1])}
+    started = []
+    try:
+        for line in lines:
+            for port, free in ports.items():
+                line = line.replace(port, free)
+            words = [sys.executable, "-m", f"distributed.cli.dask_{line.split()[1]}", *shlex.split(line)[2:]]
+            started.append(
+                subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+            )
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            family = [psutil.Process(one.pid) for one in started]
+            family += [child for one in family for child in one.children(recursive=True)]
+            addresses = listening(family)
+            busy = [one for one in family if listening([one])]
+            if len(busy) >= 4:  # the scheduler, the nannies' process and two workers
+                break
+            time.sleep(0.5)
+        assert len(busy) >= 4 and addresses == {"127.0.0.1"}
+    finally:
+        for one in started:
+            for child in psutil.Process(one.pid).children(recursive=True):
+                child.kill()
+            one.send_signal(signal.SIGKILL)
+            one.wait()

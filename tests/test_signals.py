@@ -1,0 +1,91 @@
+"""Signals are answered with one sentence, at whatever moment they come, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of Linux")
+LONG = ["--model", "linear", "--clients", "3", "--rounds", "100000", "--checkpoint", "run.pt"]
+
+
+def ended(
+    folder: Path,
+    arguments: list[str],
+    ready: Callable[[subprocess.Popen[str]], bool],
+    number: int,
+    group: bool = False,
+) -> tuple[int, str]:
+    """Start a command, send a signal once it is `ready`; its exit code and what it said."""
+    command = [sys.executable, "-m", "pfl_lite", *arguments]
+    asked = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 240
+    while not ready(asked) and time.monotonic() < until:
+        assert asked.poll() is None
+        time.sleep(0.02)
+    (os.killpg if group else os.kill)(asked.pid, number)
+    said = asked.communicate(timeout=240)[1]
+    assert "Traceback" not in said and "leaked" not in said, said
+    for _ in range(200):  # nothing of it is left
+        try:
+            os.killpg(asked.pid, 0)
+        except ProcessLookupError:
+            return asked.returncode, said
+        time.sleep(0.1)
+    os.killpg(asked.pid, signal.SIGKILL)
+    pytest.fail("a process was left behind")
+
+
+def mapped(library: str) -> Callable[[subprocess.Popen[str]], bool]:
+    """Whether a process has begun to load a library."""
+    return lambda one: library in Path(f"/proc/{one.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_says_what_is_kept(number: signal.Signals, tmp_path: Path) -> None:
+    code, said = ended(tmp_path, ["run", "local", *LONG], lambda _: (tmp_path / "run.pt").exists(), number)
+    how = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    assert (
+        code == 128 + number
+        and said.splitlines()[-1] == f"pfl-lite: {how}; the same command goes on from the last round"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.pt"]
+
+
+@pytest.mark.parametrize("library", ["_typing", "libtorch_cpu", "_multiarray_umath"])
+def test_an_interrupt_in_the_middle_of_the_imports_is_one_sentence(library: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    ready = (lambda _: time.monotonic() > started + 0.5) if library == "_typing" else mapped(library)
+    code, said = ended(tmp_path, ["run", "local", *LONG], ready, signal.SIGINT)
+    assert code == 130 and said.startswith("pfl-lite: ") and not list(tmp_path.glob("*.part"))
+
+
+def test_an_interrupt_of_a_whole_group_shows_no_worker_s_traceback(tmp_path: Path) -> None:
+    asked = ["reproduce", "when-label-skew", "--methods", "local,fedavg", "--seeds", "0", "--workers", "2"]
+    for ready in (lambda one: len(children(one.pid)) >= 3, lambda _: any(tmp_path.rglob("*.pt"))):
+        code, _ = ended(tmp_path, [*asked, "--ledger", "results"], ready, signal.SIGINT, group=True)
+        assert code == 130 and not list(tmp_path.rglob("*.part"))
+
+
+def children(process: int) -> list[str]:
+    """The processes that a process has started: Python's tracker and the workers."""
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split() + [
+        child
+        for task in Path(f"/proc/{process}/task").iterdir()
+        if task.name != str(process)
+        for child in (task / "children").read_text().split()
+    ]
