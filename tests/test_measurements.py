@@ -26,6 +26,14 @@ def test_all_variants_of_the_step_are_the_network(variant: str) -> None:
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.parametrize("channels", [8, 16])
+def test_channels_of_zeros_change_nothing(channels: int) -> None:
+    network = NETWORKS["lenet"].module(3, 32, 10).double()
+    x = torch.randn(5, 3, 32, 32, dtype=torch.float64)
+    padded = benchmark("fused").padded(channels, dict(network.named_parameters()), x)
+    assert torch.allclose(padded, network(x), atol=1e-12)
+
+
 def test_arithmetic_of_an_image_is_counted_by_hand() -> None:
     # conv1 4704 outputs of 75 products, conv2 1600 of 150, then 400 x 120, 120 x 84, 84 x 10
     by_hand = 2 * (2 * 4704 * 75 + 3 * 1600 * 150 + 3 * (48000 + 10080 + 840))
