@@ -18,7 +18,7 @@ from toy import FAST, Dropped, five_clients, same, tiny_clients, train
 from pfl_lite.config import make_config
 from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batched import IDLE, groups, padded
-from pfl_lite.engine.gpu import PROBE, Driver, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.gpu import PROBE, ClientLimit, Driver, Replay, Unfolded
 from pfl_lite.engine.mapping import in_client_order
 from pfl_lite.engine.rounds import traffic
 from pfl_lite.engine.simulation import Simulation
@@ -136,7 +136,7 @@ def test_a_group_that_does_not_fit_is_halved_for_good(monkeypatch: pytest.Monkey
     monkeypatch.setattr("pfl_lite.engine.batched.IDLE", 0.9)  # so that all four begin together
     loop.run()
     small.run()
-    assert agree(loop, small) and tried.count(4) == len(small.map.budgets)  # type: ignore[attr-defined]
+    assert agree(loop, small) and tried.count(4) == len(small.map.limits)  # type: ignore[attr-defined]
 
 
 def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,11 +155,11 @@ def test_a_gpu_is_filled_by_what_the_first_clients_took(monkeypatch: pytest.Monk
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (5000 - 200, 10_000))
-    room = MemoryBudget(Driver(torch.device("cuda")))
+    room = ClientLimit(Driver(torch.device("cuda")))
     assert room.clients == PROBE == 8 and room.attempt(8, lambda: "done") == "done"
     assert room.clients == 40  # 0.4 * 5000 / 50
-    assert MemoryBudget(Driver(torch.device("cuda")), 7).clients == 7
-    assert MemoryBudget(Driver(torch.device("cpu"))).clients is None
+    assert ClientLimit(Driver(torch.device("cuda")), 7).clients == 7
+    assert ClientLimit(Driver(torch.device("cpu"))).clients is None
 
 
 # ---- recorded steps -------------------------------------------------------------------------------------------------

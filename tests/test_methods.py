@@ -35,7 +35,7 @@ from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, Method, make_method
-from pfl_lite.methods.apfl import mix
+from pfl_lite.methods.apfl import interpolate
 from pfl_lite.methods.base import Round, flatten, unpack
 from pfl_lite.methods.pfedmb import project_onto_simplex
 from pfl_lite.methods.weighted_mean import weighted_mean
@@ -356,7 +356,7 @@ NEWCOMER: dict[str, Callable[[Simulation, int], dict[str, torch.Tensor]]] = {
     "fedem": one_e_step_from_uniform_weights,
     "pfedmb": lambda sim, i: {name: tensor.mean(0) for name, tensor in sim.server.items()},
     "ditto": after_one_client_round,
-    "apfl": lambda sim, i: mix(
+    "apfl": lambda sim, i: interpolate(
         (state := after_one_client_round(sim, i))["alpha"], unpack("own", state), sim.server
     ),
     "perfedavg": adapted_on_training_images,

@@ -48,7 +48,7 @@ def meeting(
     client = pack("own", model(own, w_b=0.0)) | pack("before", model(before, w_b=0.0))
     client |= {"weights": torch.zeros(2, dtype=torch.float64)}
     with torch.no_grad():
-        return sim.method.mix(received, client, work_of(sim, 0, kind=kind))
+        return sim.method.updated(received, client, work_of(sim, 0, kind=kind))
 
 
 def loss_at(w: float) -> float:
@@ -185,7 +185,7 @@ def test_fedfomo_s_local_training_starts_from_the_mix_and_does_not_reach_the_bas
         client = row(sim.clients, i)
         with torch.no_grad():
             work = work_of(sim, i, 3)
-            mixed, _, _ = sim.method.mix(sim.method.download(sim.server, client, i), client, work)
+            mixed, _, _ = sim.method.updated(sim.method.download(sim.server, client, i), client, work)
             trained = work.sgd(work.loss, mixed)
             upload, state = sim.method.local(
                 sim.method.download(sim.server, client, i), client, work_of(sim, i, 3)

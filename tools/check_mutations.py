@@ -117,17 +117,25 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     # ---- the training loop ----
     "engine/local_training.py": [
-        ("step = {name: momentum * velocity[name] + g", "step = {name: velocity[name] + g", "momentum of 1"),
-        ("g + decay * params[name]", "g - decay * params[name]", "weight decay that grows the weights"),
         (
-            "return (w if project is None else project(w)), velocity",
-            "return w, velocity",
+            "step = velocity = {name: self.momentum * velocity[name] + g",
+            "step = velocity = {name: velocity[name] + g",
+            "momentum of 1",
+        ),
+        (
+            "g + self.decay * params[name]",
+            "g - self.decay * params[name]",
+            "weight decay that grows the weights",
+        ),
+        (
+            "return (w if project is None else project(w)), *velocity",
+            "return w, *velocity",
             "nothing is projected after a step",
         ),
         ("step = {name: scale[name] * g for name, g in step.items()}", "pass", "no scale of the rate"),
         (
-            "(0.0, 0.0) if plain else",
-            "(self.settings.momentum, self.settings.weight_decay) if plain else",
+            "replace(self.optimizer, momentum=0.0, decay=0.0) if plain else",
+            "self.optimizer if plain else",
             "plain steps with momentum",
         ),
         (
@@ -178,7 +186,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "methods/pfl_ft.py": [
-        ("tuning: ClassVar[int] = 1", "tuning: ClassVar[int] = 0", "no fine-tuning by default"),
+        ("ft_epochs: ClassVar[int] = 1", "ft_epochs: ClassVar[int] = 0", "no fine-tuning by default"),
     ],
     "methods/pfl_fb.py": [
         (
@@ -417,8 +425,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "drift = new",
             "the server adds new controls instead of their change",
         ),
-        ("len(round.ids) / round.clients for", "1.0 for", "c moves by the whole mean, not by S/N"),
-        ("self.server_lr for name", "1.0 for name", "no server rate"),
+        ("share = len(round.ids) / round.clients", "share = 1.0", "c moves by the whole mean, not by S/N"),
+        ("self.server_lr for name", "share = 1.0 name", "no server rate"),
     ],
     "methods/moon.py": [
         ("F.softplus(push - pull)", "F.softplus(pull - push)", "near and far exchanged"),
@@ -464,7 +472,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "copy=0) for j in range(self.layers[0])",
             "equal encoders",
         ),
-        ("self.std * torch.randn", "torch.randn", "blocks that start large"),
+        ("std * torch.randn", "torch.randn", "blocks that start large"),
         (
             "return [*below, last * split_decisions(bits, layers)[1]]",
             "return [*below, last]",
@@ -552,8 +560,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("if not self.in_turns or", "if self.in_turns or", "schedules exchanged"),
         (
-            "*below, _ = layers_of(plain).values()",
-            "below = list(layers_of(plain).values())[1:-1]",
+            "*below, last = layers_of(plain).values()",
+            "_, *below, last = layers_of(plain).values()",
             "one layer is not planted",
         ),
         (
@@ -562,19 +570,19 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "newcomers without bits",
         ),
         (
-            '(work.uniform("fixed routes", (total,), fixed=True) > 0.5)',
-            '(work.uniform("fixed routes", (total,)) > 0.5)',
+            'work.uniform("fixed routes", (total,), per="run")',
+            'work.uniform("fixed routes", (total,))',
             "fixed routes that change",
         ),
         (
-            "return where_used(used, trained, received, self.layers) |",
-            "return trained |",
+            "upload = where_used(used, trained, start, self.layers) |",
+            "upload = trained |",
             "unused blocks decay",
         ),
-        ("(switches if fixed else 0)", "switches", "switches of soft gates are counted"),
+        ("(switches if round_s else 0)", "switches", "switches of soft gates are counted"),
         (
-            'return {name: w for name, w in upload.items() if name != "active"}\n\n    def aggregate',
-            'return where_used(upload["active"], upload, server, self.layers)\n\n    def aggregate',
+            "return server | {name: w for name, w in upload.items() if name in server}",
+            "return None",
             "the chain forgets what a client does not use",
         ),
         (
@@ -622,7 +630,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             '"global": -1000.0, "personal": 1000.0',
             "held at the other",
         ),
-        ('generator(seed, "gate")', 'generator(0, "gate")', "every seed starts its gates alike"),
+        ('torch_seeded(seed, "gate")', 'torch_seeded(0, "gate")', "every seed starts its gates alike"),
     ],
     "methods/pfl_moe.py": [
         (

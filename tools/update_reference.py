@@ -29,15 +29,15 @@ ROOMS = [
     (
         "methods",
         "Methods",
-        "A method answers five questions: what is kept, what goes down, what a client does with it, what\n"
-        "the server makes of the answers, and which model is scored. Everything else belongs to the engine.",
+        "A method answers fourteen questions at most, above all five: what is kept, what goes down, what a client\n"
+        "does with it, what the server makes of the answers, and which model is scored. Everything else belongs to the engine.",
         ["base", "local", "fedavg"],
     ),
     (
         "engine",
         "Engine",
         "Participation, batches, mapping over clients, evaluation, counting what travels, checkpoints.",
-        ["simulation", "mapping", "work", "history"],
+        ["simulation", "rounds", "mapping", "history"],
     ),
     (
         "papers",

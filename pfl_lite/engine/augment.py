@@ -17,7 +17,7 @@ def random_crops(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 def crop_flip(x: Tensor, crops: Tensor, black: Tensor) -> Tensor:
     """Images x [b, C, H, W] padded by four black pixels, cut out at `crops` [b, 3] (row, column, mirror left and right or not).
 
-    `black` [C] is the value of a black pixel after normalisation. The same as torchvision's pad, crop and horizontal flip.
+    `black` [C] is the value of a black pixel after normalization. The same as torchvision's pad, crop and horizontal flip.
     """
     height, width = (torch.arange(side, device=x.device) for side in x.shape[2:])
     down, right, mirror = (number[:, None] for number in crops.unbind(1))  # [b, 1] each

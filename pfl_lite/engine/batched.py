@@ -20,7 +20,7 @@ from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine import gpu
 from pfl_lite.engine.augment import crop_flip
-from pfl_lite.engine.gpu import Graphs, MemoryBudget, Replay, Unfolded
+from pfl_lite.engine.gpu import ClientLimit, Graphs, Replay, Unfolded
 from pfl_lite.engine.local_training import LocalWork, on_device
 from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
@@ -271,16 +271,16 @@ class Vmap(Mapping):
         self.lanes = self.driver.streams(gpu.LANES)
         self.replay = Replay(Graphs()) if self.driver.gpu and self.execution.graphs else None
         # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
-        new_budget = partial(MemoryBudget, self.driver, self.execution.clients_per_batch)
-        self.budgets: defaultdict[object, MemoryBudget] = defaultdict(new_budget)
+        new_limit = partial(ClientLimit, self.driver, self.execution.clients_per_batch)
+        self.limits: defaultdict[object, ClientLimit] = defaultdict(new_limit)
 
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        budget = self.budgets[function.__code__]  # training takes more than scoring
+        limit = self.limits[function.__code__]  # training takes more than scoring
         sizes = [len(self.federation.train[i]) for i in ids]
-        batch_size = work_for([]).settings.batch_size  # nobody's work, which only knows the settings
-        at_most = budget.clients
+        batch_size = work_for([]).settings.batch_size  # the work of no client, which only knows the settings
+        at_most = limit.clients
         limited = at_most is not None and at_most < len(ids)  # then one group is to fill the memory
         lanes = cycle(self.lanes[: 1 if limited else None])
         if at_most is not None and gpu.SORTED_GROUPS:
@@ -297,7 +297,7 @@ class Vmap(Mapping):
                 work.table, work.replay = self.table, self.replay
                 with torch.cuda.stream(lane):  # None: no stream
                     compute = partial(self.one_group, function, server, clients, work)
-                    answers = budget.attempt(len(places), compute)
+                    answers = limit.attempt(len(places), compute)
                 if answers is not None:
                     done.append((places, answers))
                     self.images_computed += work.images_computed

@@ -92,7 +92,7 @@ def whole_test(right: np.ndarray, held: np.ndarray, trained: np.ndarray) -> dict
     """Two accuracies of every client's model on all test images (Yu et al. 2020, Guo et al. 2021): a fraction each, [N].
 
     `global_test` is the share of correct answers, `local_test` sum_c p_i(c) acc_i(c): accuracies by class, weighted by how often
-    the classes occur among the client's training images. Classes without test images are left out, and the shares renormalised.
+    the classes occur among the client's training images. Classes without test images are left out, and the shares renormalized.
 
     Args:
         right: correct answers of each model in each class [N, K].

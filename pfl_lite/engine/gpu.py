@@ -86,7 +86,7 @@ class Driver:
             torch.cuda.synchronize()
 
 
-class MemoryBudget:
+class ClientLimit:
     """How many clients a computation of one kind may hold: so many as are given, or as fit into a GPU's free memory.
 
     A computation that runs out of memory halves the number for all that follow.
@@ -132,9 +132,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self.pools: dict[torch.cuda.Stream, Any] = {}
-        self.newest: dict[
-            torch.cuda.Stream, torch.cuda.CUDAGraph
-        ] = {}  # a pool lives as long as one of its graphs
+        # a pool lives as long as one of its graphs
+        self.newest: dict[torch.cuda.Stream, torch.cuda.CUDAGraph] = {}
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """The replay of a new graph. `torch.cuda.graph` would empty the allocator's cache for every recording, here memory must

@@ -134,14 +134,14 @@ class LocalWork(Work):
         return self.settings.rounds
 
     def drawn(self, purpose: str, shape: tuple[int, ...], per: str) -> Tensor:
-        """Numbers in (0, 1) [S, *shape], a stream a client, the same whoever else draws; [S, K, *shape] per `batch`."""
+        """Numbers in (0, 1) [S, *shape], a stream a client, the same whichever other clients draw; [S, K, *shape] per `batch`."""
         when = () if per == "run" else (self.round,)
         shape = (max(map(self.steps_of, self.ids)), *shape) if per == "batch" else shape
         numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
         return on_device(numbers, self.network.device).to(self.network.dtype)
 
     def keys(self, phase: str, epochs: int) -> Tensor | None:
-        """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if nobody asks."""
+        """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if not needed."""
         if not self.settings.needs_rng_key:
             return None
         streams = (generator(self.seed, "dropout", self.round, i, phase) for i in self.ids)
@@ -159,7 +159,7 @@ class LocalWork(Work):
         return on_device(crops, self.federation.images.device)
 
     def black(self) -> Tensor:
-        """The value of a black pixel after normalisation [C]."""
+        """The value of a black pixel after normalization [C]."""
         images, card = self.federation.images, self.federation.card
         mean, std = (torch.tensor(numbers, dtype=images.dtype) for numbers in (card.mean, card.std))
         return on_device((-mean / std).numpy(), images.device)

@@ -42,27 +42,11 @@ from pfl_lite.methods.scaffold import Scaffold
 from pfl_lite.schema import LARGE, WIDE
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        *(
-            Local,
-            FedAvg,
-            FedProx,
-            PFLFT,
-            PFLFB,
-            FedPer,
-            PFedMe,
-            IFCA,
-            ClusteredFL,
-            FedFomo,
-            FedAMP,
-            FedEM,
-            PFedMB,
-            FedMN,
-        ),
-        *(Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN, PFLMoE, PFLMF, PFLMFE),
+    method.name: method for method in (
+        Local, FedAvg, FedProx, PFLFT, PFLFB, FedPer, PFedMe, IFCA, ClusteredFL, FedFomo, FedAMP, FedEM, PFedMB, FedMN,
+        Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN, PFLMoE, PFLMF, PFLMFE,
     )
-}
+}  # fmt: skip
 
 __all__ = [
     "METHODS",

@@ -13,7 +13,7 @@ from pfl_lite.methods.base import (
     Newcomers,
     Traits,
     Work,
-    check_between,
+    number,
     pack,
     stack,
     train_gradient,
@@ -41,14 +41,10 @@ class APFL(FedAvg, Newcomers):
     traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
-    alpha: float = 0.5
+    alpha: float = number(0.5, least=0, most=1)
     """Share of the personal model at first; 0 is FedAvg, 1 is Local."""
     adaptive: bool = True
     """Let every client learn its own share."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_between(self.name, alpha=(self.alpha, 0, 1))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         like = next(iter(start.values()))
@@ -57,13 +53,13 @@ class APFL(FedAvg, Newcomers):
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         v, alpha = unpack("own", client), client["alpha"]
         if self.adaptive:
-            slope = train_gradient(mix(alpha, v, received), work)
+            slope = train_gradient(interpolate(alpha, v, received), work)
             moved = torch.stack([((v[k] - received[k]) * slope[k]).sum() for k in v]).sum()
             alpha = (alpha - work.lr * moved).clamp(0, 1)
 
         def both(models: Params, batch: Batch) -> Params:
             w, v = unpack("w", models), unpack("v", models)
-            through = work.grad(work.loss, mix(alpha, v, w), batch)  # grad f(vbar)
+            through = work.grad(work.loss, interpolate(alpha, v, w), batch)  # grad f(vbar)
             along_v = {name: alpha * g for name, g in through.items()}
             return pack("w", work.grad(work.loss, w, batch)) | pack("v", along_v)
 
@@ -71,12 +67,12 @@ class APFL(FedAvg, Newcomers):
         return unpack("w", trained), pack("own", unpack("v", trained)) | {"alpha": alpha}
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
-        return mix(client["alpha"], unpack("own", client), received)
+        return interpolate(client["alpha"], unpack("own", client), received)
 
     def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
         return server, {"alpha": clients["alpha"]}  # [N]
 
 
-def mix(alpha: Tensor, v: Params, w: Params) -> Params:
+def interpolate(alpha: Tensor, v: Params, w: Params) -> Params:
     """vbar = alpha v + (1 - alpha) w."""
     return {name: alpha * v[name] + (1 - alpha) * w[name] for name in w}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.mixing import mix
+from pfl_lite.models.network import Predictor
 from pfl_lite.models.train_mode import is_statistic
 from pfl_lite.seeds import generator
 
@@ -31,7 +32,7 @@ class Batch(NamedTuple):
 
     `place` [b] counts the client's images of the split from 0. `real` [b] is 1 for images and 0 for padding; it is None where
     nothing is padded. `active` says whether the step counts at all (a client with fewer steps than the others idles); None
-    means yes. `key` [] is a number of the mini-batch's own, from which dropout masks come; None where nobody asks for it.
+    means yes. `key` [] is a number of the mini-batch's own, from which dropout masks come; None where no loss asks for it.
     """
 
     x: Tensor
@@ -238,6 +239,41 @@ def unanswered(method: Method, hook: str) -> InputError:
     )
 
 
+def number(
+    default: float,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    before: float | None = None,
+) -> Any:
+    """A hyper-parameter that must be at least, at most, above or below something, else an InputError says so.
+
+    `before`: what runs had that were stored before the setting existed, where that is not the default.
+    """
+
+    def wanted(value: float) -> str | None:
+        if math.isfinite(most):
+            return None if least <= value <= most else f"between {least} and {most}"
+        if not (least <= value < math.inf and value > above):
+            return f"{least} or more" if math.isfinite(least) else f"above {above}"
+        return None if value < below else f"below {below}"
+
+    return field(
+        default=default, metadata={"wanted": wanted, "before": default if before is None else before}
+    )
+
+
+def word(default: str, *others: str, before: str | None = None) -> Any:
+    """A hyper-parameter that must be one of some words; `before` as of `number`."""
+
+    def wanted(value: str) -> str | None:
+        return None if value in (default, *others) else f"one of {', '.join((default, *others))}"
+
+    return field(default=default, metadata={"wanted": wanted, "before": before or default})
+
+
 class Traits(NamedTuple):
     """What the engine has to know of a method beside its answers."""
 
@@ -272,14 +308,22 @@ class Method:
     traits: ClassVar[Traits] = Traits()
 
     def __init_subclass__(cls) -> None:
-        """Let every answer of two parts be looked at once it is given, whoever asks."""
+        """Let every answer of two parts be checked where it is given."""
         for hook in PAIRS.keys() & vars(cls).keys():
             setattr(cls, hook, of_two(hook, vars(cls)[hook]))
+
+    def __post_init__(self) -> None:
+        """Check the hyper-parameters, one by one."""
+        for one in fields(self):
+            value, check = getattr(self, one.name), one.metadata.get("wanted")
+            if check is not None and (wanted := check(value)):
+                shown = f"'{value}'" if isinstance(value, str) else value
+                raise InputError(f"{self.name}: {one.name} must be {wanted}, not {shown}")
 
     # ---- what is kept, sent and learned ---------------------------------------------------------------------------
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
-        """The parameters that everybody starts from."""
+        """The parameters that every client starts from."""
         return network.init(seed)
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
@@ -316,8 +360,9 @@ class Method:
         return network(model, x)
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
-        """A scored model as a plain torch module."""
-        return network.to_module(model)
+        """A scored model as a plain torch module, which answers as `predict` does."""
+        plain = type(self).predict is Method.predict
+        return network.to_module(model) if plain else Predictor(network, self.predict, model)
 
     def global_model(self, server: Params) -> Params | None:
         """The one model of the server in the form that is scored, for methods that have one."""
@@ -379,7 +424,7 @@ class Sequential(Method):
         return True
 
     def hand_over(self, server: Params, upload: Params) -> Params | None:
-        """What the next client of the round takes for the server's state; None: the server's state, like everybody."""
+        """What the next client of the round takes for the server's state; None: the server's state, like every client."""
         return None
 
 
@@ -447,27 +492,6 @@ def train_gradient(params: Params, work: Work) -> Params:
 
     parts = [work.grad(total, params, batch) for batch in work.data("train")]
     return {name: torch.stack([part[name] for part in parts]).sum(0) / work.size("train") for name in params}
-
-
-def check_at_least(method: str, **bounds: tuple[Any, float]) -> None:
-    """Raise an InputError unless each hyper-parameter is at least its bound: `check_at_least("fedprox", mu=(self.mu, 0))`."""
-    for name, (value, least) in bounds.items():
-        if not (value >= least and math.isfinite(value)):
-            raise InputError(f"{method}: {name} must be {least} or more, not {value}")
-
-
-def check_between(method: str, **bounds: tuple[float, float, float]) -> None:
-    """Raise an InputError unless each hyper-parameter lies in its interval: `check_between("apfl", alpha=(self.alpha, 0, 1))`."""
-    for name, (value, least, most) in bounds.items():
-        if not least <= value <= most:
-            raise InputError(f"{method}: {name} must be between {least} and {most}, not {value}")
-
-
-def check_positive(method: str, **values: float) -> None:
-    """Raise an InputError unless each hyper-parameter is above 0."""
-    for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{method}: {name} must be above 0, not {value}")
 
 
 def check_choice(method: str, **choices: tuple[str, tuple[str, ...]]) -> None:

@@ -49,7 +49,7 @@ def block_means(rule: str, server: Params, uploads: Params, sizes: Tensor, layer
     """The server's new parameters: everything else averaged over all clients, every block over its users.
 
     Args:
-        rule: `normalized`: by the sizes of its users, and an unused block stays; `literal`: divided by everybody's sizes, so
+        rule: `normalized`: by the sizes of its users, and an unused block stays; `literal`: divided by every client's sizes, so
             that a block shrinks by the share of its users; `delta`: the changes are averaged so, and nothing shrinks; `code`: no
             sizes, for encoders and router neither, and an unused block becomes 0.
         server: `blockL/...` are [n_l, ...].

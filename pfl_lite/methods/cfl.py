@@ -13,13 +13,13 @@ from pfl_lite.methods.base import (
     Newcomers,
     Round,
     Work,
-    check_at_least,
-    check_choice,
     flatten,
+    number,
     pack,
     select,
     stack,
     unpack,
+    word,
 )
 from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster, nearer_half
 from pfl_lite.models import Network, Params
@@ -43,23 +43,21 @@ class ClusteredFL(Newcomers):
     finetune: ClassVar[str] = "plain_sgd"
     grows: ClassVar[bool] = True
 
-    eps1: float = 0.4
+    eps1: float = number(0.4, least=0)
     """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""
-    eps2: float = 1.6
+    eps2: float = number(1.6, least=0)
     """... and some update's norm is above this."""
-    gamma: float = 0.0
+    gamma: float = number(0.0, least=0)
     """If positive, both thresholds give way to ||mean dW_i|| / max ||dW_i|| < gamma."""
-    warmup: int = 20
+    warmup: int = number(20, least=0)
     """Rounds before the first split."""
-    weights: str = "size"
+    weights: str = word("size", "uniform")
     """`size`: clients count by their training images in means; `uniform`: all the same."""
 
     def __post_init__(self) -> None:
-        check_at_least(self.name, eps1=(self.eps1, 0), eps2=(self.eps2, 0))
-        check_at_least(self.name, gamma=(self.gamma, 0), warmup=(self.warmup, 0))
+        super().__post_init__()
         if self.eps1 > self.eps2:
             raise InputError(f"cfl: eps1 ({self.eps1:g}) must not be above eps2 ({self.eps2:g})")
-        check_choice(self.name, weights=(self.weights, ("size", "uniform")))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         device = next(iter(start.values())).device
@@ -116,7 +114,7 @@ class ClusteredFL(Newcomers):
         return bool(mean < self.eps1 and largest > self.eps2)
 
     def remember(self, server: Params, updates: Tensor, round: Round) -> Params:
-        """Everybody's last update [N, P], needed as soon as somebody is absent."""
+        """Every client's last update [N, P], needed as soon as one is absent."""
         clients = len(server["cluster"])
         if len(round.ids) == clients:
             return {}

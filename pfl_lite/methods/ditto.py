@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Newcomers, Traits, Work, check_at_least, pulled, stack
+from pfl_lite.methods.base import Newcomers, Traits, Work, number, pulled, stack
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Network, Params
 
@@ -23,12 +23,8 @@ class Ditto(FedAvg, Newcomers):
     traits: ClassVar[Traits] = Traits()
     finetune: ClassVar[str] = "plain_sgd"
 
-    lam: float = 1.0
+    lam: float = number(1.0, least=0)
     """Strength of the pull; 0 is Local."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self.name, lam=(self.lam, 0))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         return start, stack(start, clients)

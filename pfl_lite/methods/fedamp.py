@@ -8,19 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
     Method,
     Round,
     Work,
-    check_at_least,
-    check_between,
-    check_choice,
     flatten,
+    number,
     pack,
     pulled,
     stack,
     unpack,
+    word,
 )
 from pfl_lite.models import Network, Params
 
@@ -32,7 +30,7 @@ class FedAMP(Method):
     xi_ij = alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma, and xi_ii = 1 - the others. A free alpha can make xi_ii
     negative; here alpha follows from `self_weight`, the least that any client gives itself. `lam` is lambda/alpha in the paper's
     letters. Clients mix from their first upload on; absent ones stay in the mix with their last model. A client that never took
-    part is scored with the common start. Chapter: *Neighbours*.
+    part is scored with the common start. Chapter: *Neighbors*.
     """
 
     name: ClassVar[str] = "fedamp"
@@ -40,23 +38,16 @@ class FedAMP(Method):
     tracked: ClassVar[tuple[str, ...]] = ("attention",)
     finetune: ClassVar[str] = "plain_sgd"
 
-    lam: float = 1.0
+    lam: float = number(1.0, least=0)
     """Strength of the pull towards u_i."""
-    sigma: float = 0.0
+    sigma: float = number(0.0, least=0)
     """Width of the attention, a squared distance; 0: a quantile of the pairs' after the first round, fixed from then on."""
-    quantile: float = 0.5
+    quantile: float = number(0.5, least=0, most=1)
     """Which quantile: 0.5 is the median; with G equal groups only about 1/G of the pairs are near, and it must be lower."""
-    self_weight: float = 0.5
-    """xi_ii of the client with the nearest neighbours; the others keep more for themselves."""
-    start: str = "cloud"
+    self_weight: float = number(0.5, least=0, below=1)
+    """xi_ii of the client with the nearest neighbors; the others keep more for themselves."""
+    start: str = word("cloud", "own")
     """Local training starts from the received mix u_i (`cloud`) or from the client's own w_i (`own`)."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, lam=(self.lam, 0), sigma=(self.sigma, 0), self_weight=(self.self_weight, 0))
-        if self.self_weight >= 1:
-            raise InputError(f"fedamp: self_weight must be below 1, not {self.self_weight:g}")
-        check_between(self.name, quantile=(self.quantile, 0, 1))
-        check_choice(self.name, start=(self.start, ("cloud", "own")))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         like, own = next(iter(start.values())), stack(start, clients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Method, Round, Traits, Work, check_choice
+from pfl_lite.methods.base import Method, Round, Traits, Work, word
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 
@@ -22,11 +22,8 @@ class FedAvg(Method):
     about: ClassVar[str] = "one global model, the size-weighted mean of the clients' models"
     traits: ClassVar[Traits] = Traits(one_model=True)
 
-    weights: str = "size"
+    weights: str = word("size", "uniform")
     """`size`: clients count by their training images; `uniform`: all the same."""
-
-    def __post_init__(self) -> None:
-        check_choice(self.name, weights=(self.weights, ("size", "uniform")))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         return start, {}

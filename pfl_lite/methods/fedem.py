@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
@@ -14,7 +14,7 @@ from pfl_lite.methods.base import (
     Newcomers,
     RunSettings,
     Work,
-    check_at_least,
+    number,
     select,
     stack,
     train_mean,
@@ -22,7 +22,6 @@ from pfl_lite.methods.base import (
 from pfl_lite.methods.clusters import losses_of_all, training_losses
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
-from pfl_lite.models.network import Predictor
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,8 @@ class FedEM(Newcomers):
     about: ClassVar[str] = "a few shared models, mixed by each client's own weights"
     tracked: ClassVar[tuple[str, ...]] = ("mixture",)
 
-    components: int = 3
+    components: int = number(3, least=1)
     """M, the number of models; 1 is FedAvg."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, components=(self.components, 1))
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if run.ft_epochs:
@@ -84,6 +80,3 @@ class FedEM(Newcomers):
         components = {name: tensor for name, tensor in model.items() if name != "mixture"}
         each = [network(select(components, m), x).log_softmax(1) for m in range(self.components)]
         return torch.logsumexp(torch.stack(each) + mixture.log()[:, None, None], 0)
-
-    def to_module(self, network: Network, model: Params) -> nn.Module:
-        return Predictor(network, self.predict, model)

@@ -12,9 +12,8 @@ from pfl_lite.methods.base import (
     Newcomers,
     Round,
     Work,
-    check_at_least,
-    check_between,
     floats_in,
+    number,
     pack,
     select,
     squared_distance,
@@ -33,7 +32,7 @@ class FedFomo(Newcomers):
     before its last training and L its loss on its validation images, which never train. If no w_n is positive the client keeps
     its current model (the authors' code goes back to theta_i^-). Candidates are the client's own model and, of those uploaded in
     the last round, the ones with the highest summed weights so far; each place goes to a random one with probability epsilon.
-    Differences from the authors' code: the l2 distance, no spectral sub-models. Chapter: *Neighbours*.
+    Differences from the authors' code: the l2 distance, no spectral sub-models. Chapter: *Neighbors*.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -41,21 +40,17 @@ class FedFomo(Newcomers):
     tracked: ClassVar[tuple[str, ...]] = ("weights",)
     finetune: ClassVar[str] = "plain_sgd"
 
-    models: int = 5
+    models: int = number(5, least=1)
     """M, candidates a round, the client's own model included; 1 is Local."""
-    epsilon: float = 0.3
+    epsilon: float = number(0.3, least=0, most=1)
     """Share of candidates drawn at random, less 0.05 for every round played before the draw, the first included."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, models=(self.models, 1))
-        check_between(self.name, epsilon=(self.epsilon, 0, 1))
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         like, own = next(iter(start.values())), stack(start, clients)
         server = pack("model", own) | {
             "affinity": like.new_zeros(clients, clients, dtype=torch.float64),
             "candidates": torch.full((clients, min(self.models, clients) - 1), -1, device=like.device),
-        }  # -1: nobody
+        }  # -1: no client
         return server, pack("own", own) | pack("before", own) | {"weights": like.new_zeros(clients, clients)}
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
@@ -69,7 +64,7 @@ class FedFomo(Newcomers):
         one = sum(t[0].numel() if len(t) else 0 for t in rows)
         return (received["places"][1:] >= 0).sum() * one, floats_in(upload)
 
-    def mix(self, received: Params, client: Params, work: Work) -> tuple[Params, Params, Tensor]:
+    def updated(self, received: Params, client: Params, work: Work) -> tuple[Params, Params, Tensor]:
         """The client's model after the update, its state with that model, and the unclipped weights [M], own model first."""
         own, before, places = unpack("own", client), unpack("before", client), received["places"]
         models = {name: torch.cat([w[None], received[name]]) for name, w in own.items()}  # [M, ...]
@@ -94,7 +89,7 @@ class FedFomo(Newcomers):
         return mixed, pack("own", mixed) | pack("before", mixed) | {"weights": row}, scores
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
-        mixed, state, scores = self.mix(received, client, work)
+        mixed, state, scores = self.updated(received, client, work)
         trained = work.sgd(work.loss, mixed)
         return trained | {"scores": scores}, state | pack("own", trained)
 
@@ -110,7 +105,7 @@ class FedFomo(Newcomers):
         return models | {"affinity": affinity, "candidates": self.choose(affinity, round)}
 
     def choose(self, affinity: Tensor, round: Round) -> Tensor:
-        """Every client's candidates [N, M - 1] for the next round, of those who uploaded in this one; -1: nobody."""
+        """Every client's candidates [N, M - 1] for the next round, of those who uploaded in this one; -1: no client."""
         clients, rng = len(affinity), round.random("candidates")
         epsilon = max(0.0, self.epsilon - 0.05 * round.number)
         chosen = torch.full((clients, min(self.models, clients) - 1), -1)
@@ -122,7 +117,7 @@ class FedFomo(Newcomers):
         return chosen.to(affinity.device)
 
     def adapt_newcomer(self, received: Params, client: Params, work: Work) -> Params:
-        return self.mix(received, client, work)[1]
+        return self.updated(received, client, work)[1]
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return unpack("own", client)

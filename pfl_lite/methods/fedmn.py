@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
@@ -17,22 +17,20 @@ from pfl_lite.methods.base import (
     Sequential,
     Traits,
     Work,
-    check_at_least,
-    check_choice,
-    check_positive,
+    number,
     pack,
     stack,
     train_mean,
     unpack,
+    word,
 )
 from pfl_lite.methods.blocks import block_means, floats_in_use, where_used
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.modular import ModularNetwork, decisions, held, in_use, safety_path
-from pfl_lite.models.network import Predictor, layers_of
+from pfl_lite.models.network import layers_of, torch_seeded
 from pfl_lite.models.router import Router, concrete
 from pfl_lite.models.train_mode import fold
-from pfl_lite.seeds import generator
 
 MOST_DECISIONS = 1_000_000
 PROGRAM: dict[str, str | float] = {
@@ -53,7 +51,7 @@ class FedMN(Sequential):
     contradicts itself: bits are hard and the router learns straight through them, where the client has what a bit would read;
     the noise is drawn once a round (the paper's rounds have one epoch), the gradient's logits come from the mini-batch; a link
     from an inactive block is void, and a last block without output bit is not fetched either; where nothing would reach the
-    output the likeliest link is switched on; block means are normalised (as printed, a block that not everybody uses shrinks);
+    output the likeliest link is switched on; block means are normalized (as printed, a block that not every client uses shrinks);
     clients work in parallel; scored is V = 1[Pi > 1/2] of the final router on training images. The router's mean parts images
     from labels: clients that differ only in which label goes with which image get equal Pi.
     Chapter: *Assembling a network per client*.
@@ -68,54 +66,55 @@ class FedMN(Sequential):
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
-    encoder_width: int = 512
+    encoder_width: int = number(512, least=1)
     """Outputs of an encoder."""
-    width: int = 256
+    width: int = number(256, least=1)
     """Outputs of a hidden block."""
-    router_width: int = 128
+    router_width: int = number(128, least=1)
     """d_x, outputs of the router's image encoder."""
-    label_width: int = 64
+    label_width: int = number(64, least=1)
     """d_y, outputs of the router's label encoder."""
-    dropout: float = 0.0
+    dropout: float = number(0.0, least=0, below=1)
     """Share of a hidden block's outputs that training removes; the released code removes half, of 256."""
-    block_std: float = field(default=0.0, metadata={"before": 0.01})
+    block_std: float = number(0.0, least=0, before=0.01)
     """Standard deviation of the blocks' first weights; 0: sqrt(2 / inputs). The released code has 0.01, at widths 512 and 256."""
-    gate: str = "st"
+    gate: str = word("st", "soft", "sample")
     """`st`: hard bits, straight-through gradient; `soft`: v itself, nothing inactive; `sample`: new bits every mini-batch."""
-    aggregation: str = "normalized"
+    aggregation: str = word("normalized", "literal", "delta", "code")
     """`normalized` (a block by the sizes of its users), `literal` (as printed), `delta` (of changes), `code` (no sizes)."""
-    schedule: str = "parallel"
+    schedule: str = word("parallel", "sequential")
     """`parallel`: all start from the server's model; `sequential`: from what those before them in the round made of it."""
-    infer: str = "threshold"
+    infer: str = word("threshold", "last_sample")
     """Bits for scoring: `threshold`: 1[Pi > 1/2]; `last_sample`: those of the client's last round."""
-    routing: str = "learned"
+    routing: str = word("learned", "random", "all")
     """`learned`; `random`: fair bits, drawn once a client; `all`: every bit is 1. The last two have no router."""
-    tau_start: float = 1.0
+    tau_start: float = number(1.0, above=0)
     """Temperature in the first round."""
-    tau_end: float = 0.1
+    tau_end: float = number(0.1, above=0)
     """Temperature in the last; it falls exponentially."""
-    codes: str = "concat"
+    codes: str = word("concat", "product")
     """The router reads image code and label code side by side (`concat`, eq. 9), or multiplied (`product`, eq. 8)."""
-    normalize: str = field(default="joint", metadata={"before": "each"})
+    normalize: str = word("joint", "each", before="each")
     """Of `concat`: length 1 has the concatenated code (`joint`, as printed), or `each` code, so that none drowns the other."""
     centre: bool = False
     """Clients send up their mean code too; the router then reads how far a client's lies from the mean of all."""
-    router_lr: float = 1.0
+    router_lr: float = number(1.0, least=0)
     """The router's learning rate, as a multiple of the run's; 0: it stays as it was drawn, as in the released code."""
-    router_part: str = "all"
+    router_part: str = word("all", "head")
     """What of the router learns: `all`, or its last layer (`head`): then a client reads its images once a round."""
-    pretrain: int = 0
+    pretrain: int = number(0, least=0)
     """Rounds of FedAvg on the plain network, from which encoders and blocks then start (`plant`)."""
-    pretrain_lr: float = 1.0
+    pretrain_lr: float = number(1.0, above=0)
     """The learning rate of these rounds, as a multiple of the run's."""
-    plant: str = field(default="function", metadata={"before": "body"})
+    plant: str = word("function", "body", before="body")
     """`function`: every route starts as the plain network; `body`: encoders have its layers below the last, the rest is new."""
-    plant_noise: float = 0.1
+    plant_noise: float = number(0.1, least=0)
     """Of `function`: how much of their own first weights blocks and encoders keep, so that they are not all the same."""
-    output_scale: float = 1.0
+    output_scale: float = number(1.0, above=0)
     """Factor on the logits: 3.5 is what the released code's division by the sum of its gates, inside a loop, amounts to."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes = self.blocks.split("x")
         if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
             raise InputError(
@@ -126,29 +125,6 @@ class FedMN(Sequential):
             raise InputError(
                 f"fedmn: blocks={self.blocks} has {decisions(self.layers):,} decisions, more than {MOST_DECISIONS:,}"
             )
-        check_at_least(
-            self.name, encoder_width=(self.encoder_width, 1), width=(self.width, 1), pretrain=(self.pretrain, 0),
-            router_width=(self.router_width, 1), label_width=(self.label_width, 1), dropout=(self.dropout, 0),
-            block_std=(self.block_std, 0), router_lr=(self.router_lr, 0), plant_noise=(self.plant_noise, 0),
-        )  # fmt: skip
-        if self.dropout >= 1:
-            raise InputError(f"fedmn: dropout must be below 1, not {self.dropout}")
-        check_positive(
-            self.name, tau_start=self.tau_start, tau_end=self.tau_end, pretrain_lr=self.pretrain_lr,
-            output_scale=self.output_scale,
-        )  # fmt: skip
-        check_choice(
-            self.name,
-            gate=(self.gate, ("st", "soft", "sample")),
-            aggregation=(self.aggregation, ("normalized", "literal", "delta", "code")),
-            schedule=(self.schedule, ("parallel", "sequential")),
-            infer=(self.infer, ("threshold", "last_sample")),
-            routing=(self.routing, ("learned", "random", "all")),
-            codes=(self.codes, ("concat", "product")),
-            normalize=(self.normalize, ("joint", "each")),
-            router_part=(self.router_part, ("all", "head")),
-            plant=(self.plant, ("function", "body")),
-        )
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if run.rounds <= self.pretrain:
@@ -201,8 +177,7 @@ class FedMN(Sequential):
                 f"fedmn: with plant=function encoder_width and width must be {features} or more, which is what the last layer of "
                 f"{network.name} reads: widen them, or use plant=body"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "blocks and router").integers(2**62)))
+        with torch_seeded(seed, "blocks and router"):
             start = self.modules(network).init(seed)
             if self.learned:
                 start |= pack("router", self.router(network).init(seed, copy=self.layers[0]))
@@ -380,9 +355,6 @@ class FedMN(Sequential):
             return network(plain, x)
         bits = model["bits"]
         return self.modules(network)(model, x, bits, held(bits, self.layers))
-
-    def to_module(self, network: Network, model: Params) -> nn.Module:
-        return Predictor(network, self.predict, model)
 
     def after_local(self, upload: Params, client: Params) -> Params:
         if "active" not in upload:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Newcomers, Work, check_at_least
+from pfl_lite.methods.base import Batch, Newcomers, Work, number
 from pfl_lite.methods.fedper import FedPer
 from pfl_lite.models import Params
 
@@ -22,11 +22,8 @@ class FedRep(FedPer, Newcomers):
     name: ClassVar[str] = "fedrep"
     about: ClassVar[str] = "FedPer with the head trained first, then the base"
 
-    head_epochs: int = 10
+    head_epochs: int = number(10, least=0)
     """Epochs on the head, with the base as received; the base then trains the run's E epochs."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, head_epochs=(self.head_epochs, 0))
 
     def fit_head(self, base: Params, head: Params, work: Work) -> Params:
         """The head after its epochs; the base does not move."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pfl_lite.methods.base import Carry
 from pfl_lite.models import Params
-from pfl_lite.seeds import generator
+from pfl_lite.models.network import torch_seeded
 
 FIXED_BIAS = {"global": 1000.0, "personal": -1000.0}  # sigmoid makes them 1 and 0 to the last bit
 
@@ -22,8 +22,7 @@ def gate_logit(model: Params, reads: Tensor) -> Tensor:
 
 def fresh_gate(width: int, seed: int) -> Params:
     """`gate/weight` [1, width] and `gate/bias` [1] by torch's start, the same for every client of a seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, "gate").integers(2**62)))
+    with torch_seeded(seed, "gate"):
         return {f"gate/{name}": tensor.detach() for name, tensor in nn.Linear(width, 1).named_parameters()}
 
 
@@ -36,7 +35,7 @@ class GateOptimizer:
     decay: float
 
     def start(self, gate: Params) -> Carry:
-        """The gate and what the optimiser remembers: nothing, or Adam's two means and its count of steps."""
+        """The gate and what the optimizer remembers: nothing, or Adam's two means and its count of steps."""
         if self.name == "sgd":
             return (gate,)
         zero = {name: torch.zeros_like(tensor) for name, tensor in gate.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method, Round, RunSettings, Work, check_at_least, select
+from pfl_lite.methods.base import Method, Round, RunSettings, Work, number, select
 from pfl_lite.methods.clusters import best_model, mean_by_cluster
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import stack_branches
@@ -19,7 +19,7 @@ from pfl_lite.models.multi_branch import stack_branches
 class IFCA(Method):
     """Ghosh et al. (2020), algorithm 1 (model averaging): j = argmin_j f_i(theta_j) on training data, then FedAvg in cluster j.
 
-    The k models start from k different draws (equal ones would tie for ever); a cluster nobody chose keeps its model. Clients
+    The k models start from k different draws (equal ones would tie for ever); a cluster without clients keeps its model. Clients
     are weighed by n_i (the authors' image code does not), and are scored under the cluster they choose on training data (the
     authors' code chooses by test loss). What is kept as `cluster` is the choice of a client's last round, -1 before it.
     Chapter: *Clusters*.
@@ -31,13 +31,10 @@ class IFCA(Method):
     )
     tracked: ClassVar[tuple[str, ...]] = ("cluster",)
 
-    clusters: int = 3
+    clusters: int = number(3, least=1)
     """k, the number of models; 1 is FedAvg."""
-    draw: int = 0
+    draw: int = number(0, least=0)
     """Which independent draw of the k starting models: a bad one ends in merged clusters, so several are worth trying."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, clusters=(self.clusters, 1), draw=(self.draw, 0))
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if self.clusters > run.clients:

@@ -13,7 +13,7 @@ from pfl_lite.models import Network
 class LGFedAvg(PartlyShared):
     """Liang et al. (2020): local representations, a global classifier. All layers train jointly, only the top ones travel.
 
-    Difference from the paper: everybody starts from a common initialisation, not from a converged FedAvg model.
+    Difference from the paper: every client starts from a common initialization, not from a converged FedAvg model.
     Chapter: *Sharing a part*.
     """
 

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_lite.methods.base import Batch, Work, check_at_least, check_positive, pack, stack, unpack
+from pfl_lite.methods.base import Batch, Work, number, pack, stack, unpack
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Network, Params
-from pfl_lite.models.network import Predictor
-from pfl_lite.seeds import generator
+from pfl_lite.models.network import torch_seeded
 
 
 @dataclass(frozen=True)
@@ -22,35 +21,27 @@ class Moon(FedAvg):
 
     z is the output of a projection head of two layers between the features and the classifier, z_glob the received model's,
     z_prev that of the client's model after its last participation (the received one the first time). With `projection=0` z are
-    the model's own features, as in several public re-implementations. Chapter: *Pulling towards the centre*.
+    the model's own features, as in several public re-implementations. Chapter: *Pulling toward the center*.
     """
 
     name: ClassVar[str] = "moon"
     about: ClassVar[str] = "FedAvg whose clients keep their features near the global model's"
     finetune: ClassVar[str] = "plain_sgd"
 
-    mu: float = 5.0
+    mu: float = number(5.0, least=0)
     """Weight of the contrastive term."""
-    temperature: float = 0.5
+    temperature: float = number(0.5, above=0)
     """T, by which similarities are divided."""
-    projection: int = 256
+    projection: int = number(256, least=0)
     """Width of the projection head; 0: none, the contrast is on the model's own features."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self.name, mu=(self.mu, 0), projection=(self.projection, 0))
-        check_positive(self.name, temperature=self.temperature)
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
         plain = network.init(seed)
         if not self.projection:
             return plain
-        classes, width = (
-            network.classes,
-            plain[f"{network.last}.weight"].shape[1],
-        )  # refuses what is not linear first
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "projection head").integers(2**62)))
+        classes = network.classes  # refuses a last layer that is not linear
+        width = plain[f"{network.last}.weight"].shape[1]
+        with torch_seeded(seed, "projection head"):
             layers = {
                 "projection1": nn.Linear(width, self.projection),
                 "projection2": nn.Linear(self.projection, self.projection),
@@ -99,7 +90,7 @@ class Moon(FedAvg):
         return self.classify(network, model, self.project(network, model, x))
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
-        return Predictor(network, self.predict, model) if self.projection else network.to_module(model)
+        return super().to_module(network, model) if self.projection else network.to_module(model)
 
     def inspect(self, server: Params, clients: Params) -> tuple[Params, Params]:
-        return server, {}  # the previous models are large and are nobody's result
+        return server, {}  # the previous models are large and are no result

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Traits, Work, check_at_least, check_choice, train_gradient
+from pfl_lite.methods.base import Batch, Traits, Work, number, train_gradient, word
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Params
 
@@ -27,15 +27,10 @@ class PerFedAvg(FedAvg):
     traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
-    inner_lr: float = 0.01
+    inner_lr: float = number(0.01, least=0)
     """a, the rate of adaptation; 0 is FedAvg."""
-    variant: str = "fo"
+    variant: str = word("fo", "hf")
     """`fo`: first order; `hf`: with the Hessian term."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self.name, inner_lr=(self.inner_lr, 0))
-        check_choice(self.name, variant=(self.variant, ("fo", "hf")))
 
     def adapt(self, w: Params, gradient: Params) -> Params:
         """w - a gradient."""

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method, Round, Traits, Work, check_at_least, check_positive, pack, unpack
+from pfl_lite.methods.base import Method, Round, Traits, Work, number, pack, unpack
 from pfl_lite.models import Network, Params
-from pfl_lite.seeds import generator
+from pfl_lite.models.network import torch_seeded
 
 
 @dataclass(frozen=True)
@@ -31,35 +30,25 @@ class PFedHN(Method):
     traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
-    embedding: int = 0
+    embedding: int = number(0, least=0)
     """Numbers in a client's embedding; 0: 1 + N // 4."""
-    hidden: int = 100
+    hidden: int = number(100, least=1)
     """Width of the hypernetwork's hidden layers."""
-    depth: int = 3
+    depth: int = number(3, least=0)
     """How many there are; 0: every head is linear in the embedding."""
-    server_lr: float = 0.01
+    server_lr: float = number(0.01, above=0)
     """Learning rate of hypernetwork and embeddings."""
-    server_momentum: float = 0.9
+    server_momentum: float = number(0.9, least=0, below=1)
     """Their momentum, kept from round to round."""
-    server_decay: float = 0.001
+    server_decay: float = number(0.001, least=0)
     """Their weight decay."""
-    clip: float = 50.0
+    clip: float = number(50.0, above=0)
     """Largest norm of their gradient."""
-
-    def __post_init__(self) -> None:
-        check_at_least(
-            self.name, embedding=(self.embedding, 0), hidden=(self.hidden, 1), depth=(self.depth, 0),
-            server_momentum=(self.server_momentum, 0), server_decay=(self.server_decay, 0),
-        )  # fmt: skip
-        check_positive(self.name, server_lr=self.server_lr, clip=self.clip)
-        if self.server_momentum >= 1:
-            raise InputError(f"pfedhn: server_momentum must be below 1, not {self.server_momentum:g}")
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
         plain = network.init(seed)
         width = self.embedding or 1 + clients // 4
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "hypernetwork").integers(2**62)))
+        with torch_seeded(seed, "hypernetwork"):
             embedding = torch.randn(clients, width)
             layers: dict[str, nn.Linear] = {}
             for d in range(1, self.depth + 1):
@@ -68,7 +57,7 @@ class PFedHN(Method):
         phi: Params = {
             f"{name}.{part}": t for name, layer in layers.items() for part, t in layer.named_parameters()
         }
-        # a head's bias has the shape of what it writes, so that nobody has to remember it
+        # a head's bias has the shape of what it writes, so that it need not be remembered
         phi |= {f"{name}.bias": phi[f"{name}.bias"].view(tensor.shape) for name, tensor in plain.items()}
         like = next(iter(plain.values()))
         return {k: t.detach().to(like) for k, t in (pack("hyper", phi) | {"embedding": embedding}).items()}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import Batch, Method, Round, Traits, Work, check_at_least, check_choice, stack
+from pfl_lite.methods.base import Batch, Method, Round, Traits, Work, number, stack, word
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.multi_branch import collapse, stack_branches, weights_by_name
@@ -21,9 +21,8 @@ def project_onto_simplex(a: Tensor) -> Tensor:
     rank = torch.arange(1, a.shape[-1] + 1, device=a.device, dtype=a.dtype)
     threshold = (descending.cumsum(-1) - 1) / rank  # [..., B]
     last = (descending > threshold).sum(-1, keepdim=True) - 1  # how many entries stay positive, minus one
-    return (a - threshold.gather(-1, last.clamp_min(0))).clamp_min(
-        0
-    )  # -1: a run that diverged to NaN, and stays so
+    # last is -1 in a run that diverged to NaN, and stays so
+    return (a - threshold.gather(-1, last.clamp_min(0))).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,18 @@ class PFedMB(Method):
     tracked: ClassVar[tuple[str, ...]] = ("alpha",)
     traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
 
-    branches: int = 5
+    branches: int = number(5, least=1)
     """B, the number of branches of every layer."""
-    aggregation: str = "alpha"
+    aggregation: str = word("alpha", "plain")
     """`alpha`: branches averaged with weights n_i alpha (eq. 5); `plain`: with n_i (eq. 6)."""
-    alpha_scope: str = "layer"
+    alpha_scope: str = word("layer", "shared")
     """`layer`: one alpha a layer [L, B]; `shared`: one for all layers [B] (section V-B of the paper)."""
-    simplex: str = "softmax"
+    simplex: str = word("softmax", "projection")
     """How alpha stays a convex combination: `softmax` of logits, or `projection` after every step."""
-    alpha_lr: float = 0.1
+    alpha_lr: float = number(0.1, least=0)
     """Learning rate of alpha (of its logits under softmax); the two ways need different ones."""
-    rate: str = "plain"
+    rate: str = word("plain", "effective")
     """`plain`: the run's learning rate; `effective`: divided by sum_b alpha_b^2, so that the mixed layer moves at that rate."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, branches=(self.branches, 1), alpha_lr=(self.alpha_lr, 0))
-        check_choice(
-            self.name,
-            aggregation=(self.aggregation, ("alpha", "plain")),
-            alpha_scope=(self.alpha_scope, ("layer", "shared")),
-            simplex=(self.simplex, ("softmax", "projection")),
-            rate=(self.rate, ("plain", "effective")),
-        )
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
         # branches must differ: equal branches under equal alpha would stay equal for ever
@@ -106,12 +95,9 @@ class PFedMB(Method):
         branches = {name: uploads[name] for name in server}  # [S, B, ...]
         if self.aggregation == "plain":
             return weighted_mean(branches, round.sizes, server)  # eq. 6
-        mix = weights_by_name(
-            uploads["alpha"], list(server), shared=self.alpha_scope == "shared"
-        )  # [S, B] each
-        return weighted_mean(
-            branches, {name: round.sizes[:, None] * alpha for name, alpha in mix.items()}, server
-        )  # eq. 5
+        mix = weights_by_name(uploads["alpha"], list(server), shared=self.alpha_scope == "shared")
+        weights = {name: round.sizes[:, None] * alpha for name, alpha in mix.items()}  # [S, B] each
+        return weighted_mean(branches, weights, server)  # eq. 5
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return collapse(received, self.mixture(client))

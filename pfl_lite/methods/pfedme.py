@@ -16,8 +16,7 @@ from pfl_lite.methods.base import (
     RunSettings,
     Traits,
     Work,
-    check_at_least,
-    check_positive,
+    number,
     pulled,
     stack,
 )
@@ -41,24 +40,18 @@ class PFedMe(Newcomers):
     traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
-    lam: float = 15.0
+    lam: float = number(15.0, least=0)
     """Strength lambda of the tie."""
-    inner_steps: int = 5
+    inner_steps: int = number(5, least=1)
     """K, gradient steps on theta a mini-batch."""
-    inner_lr: float = 0.01
+    inner_lr: float = number(0.01, above=0)
     """Their learning rate eta_p; the run's learning rate is eta, that of w_i."""
-    beta: float = 1.0
+    beta: float = number(1.0, least=0)
     """How far the server moves to the clients' mean."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self.name, lam=(self.lam, 0), inner_steps=(self.inner_steps, 1), beta=(self.beta, 0))
-        check_positive(self.name, inner_lr=self.inner_lr)
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         inner = self.inner_lr * self.lam
-        factor = abs(
-            (1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps
-        )  # of theta - w, by one mini-batch
+        factor = abs((1 - run.lr * self.lam) * (1 - inner) ** self.inner_steps)  # of theta - w, a mini-batch
         if inner <= 2 and factor <= 1:
             return None
         much, rate = ("inner_lr", inner) if inner > 2 else ("lr", run.lr * self.lam)

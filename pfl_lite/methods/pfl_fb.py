@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pfl_lite.methods.base import Work, check_choice
+from pfl_lite.methods.base import Work, word
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.split import Cut
 from pfl_lite.models import Network, Params
@@ -27,12 +27,8 @@ class PFLFB(FedAvg):
 
     head: str = "dense"
     """What is tuned: `dense` (all layers after the convolutions), `last`, `none` (FedAvg), or a layer's name and what follows."""
-    part: str = "all"
+    part: str = word("all", "per")
     """`all` of the client's training images, or `per`: a fixed three quarters of them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.name, part=(self.part, ("all", "per")))
 
     def cut(self, network: Network) -> Cut:
         """The network cut below `head`; raises InputError for a layer that does not exist."""

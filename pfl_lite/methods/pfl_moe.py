@@ -16,17 +16,16 @@ from pfl_lite.methods.base import (
     Carry,
     RunSettings,
     Work,
-    check_at_least,
-    check_choice,
+    number,
     pack,
     stack,
     unpack,
+    word,
 )
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.gate import FIXED_BIAS, GateOptimizer, fresh_gate, gate_logit
 from pfl_lite.methods.split import Cut
 from pfl_lite.models import Network, Params
-from pfl_lite.models.network import Predictor
 
 SMALLEST = 4  # images: with fewer, a quarter of them is none
 
@@ -48,32 +47,20 @@ class PFLMoE(FedAvg):
     about: ClassVar[str] = "FedAvg, then a gate at every client mixes the global model and a tuned one"
     ft_epochs: ClassVar[int] = 1
 
-    mix: str = "logits"
+    mix: str = word("logits", "probs")
     """What is mixed: `logits`, or `probs`, the probabilities."""
-    schedule: str = "interleaved"
+    schedule: str = word("interleaved", "sequential")
     """`interleaved`: the expert's epochs and the gate's take turns; `sequential`: first the expert's, then the gate's."""
-    gate_optimizer: str = "sgd"
+    gate_optimizer: str = word("sgd", "adam")
     """Of the gate: `sgd` without momentum, or `adam`."""
-    gate_lr: float = 0.001
+    gate_lr: float = number(0.001, least=0)
     """The gate's learning rate beta."""
-    gate_decay: float = 0.0
+    gate_decay: float = number(0.0, least=0)
     """Weight decay of the gate, added to the gradient."""
-    gate_experts: str = "eval"
+    gate_experts: str = word("eval", "train")
     """How the experts answer while the gate learns, where a network has dropout: as in use (`eval`), or with it (`train`)."""
-    gate: str = "learned"
+    gate: str = word("learned", *FIXED_BIAS)
     """`learned`, or fixed at the `global` model (g = 1: FedAvg) or the `personal` one (g = 0: the tuned expert)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(
-            self.name,
-            mix=(self.mix, ("logits", "probs")),
-            schedule=(self.schedule, ("interleaved", "sequential")),
-            gate_optimizer=(self.gate_optimizer, ("sgd", "adam")),
-            gate_experts=(self.gate_experts, ("eval", "train")),
-            gate=(self.gate, ("learned", *FIXED_BIAS)),
-        )
-        check_at_least(self.name, gate_lr=(self.gate_lr, 0), gate_decay=(self.gate_decay, 0))
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if sizes is None:
@@ -121,7 +108,7 @@ class PFLMoE(FedAvg):
 
     def to_module(self, network: Network, model: Params) -> nn.Module:
         mixed = "gate/weight" in model
-        return Predictor(network, self.predict, model) if mixed else super().to_module(network, model)
+        return super().to_module(network, model) if mixed else network.to_module(model)
 
     # ---- training -------------------------------------------------------------------------------------------------
 

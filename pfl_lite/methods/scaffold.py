@@ -14,11 +14,11 @@ from pfl_lite.methods.base import (
     RunSettings,
     Traits,
     Work,
-    check_choice,
-    check_positive,
+    number,
     pack,
     stack,
     unpack,
+    word,
 )
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.weighted_mean import weighted_mean
@@ -30,7 +30,7 @@ class Scaffold(FedAvg):
     """Karimireddy et al. (2020), algorithm 1: y <- y - eta (grad f_i(y) + c - c_i), option II: c_i+ = c_i - c + (w - y)/(K eta).
 
     Means are uniform as in the paper; c moves by S/N of the mean change, with the weights of the model's mean. With momentum or
-    weight decay (w - y) / (K eta) is no longer the mean gradient. Chapter: *Pulling towards the centre*.
+    weight decay (w - y) / (K eta) is no longer the mean gradient. Chapter: *Pulling toward the center*.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -38,17 +38,12 @@ class Scaffold(FedAvg):
     traits: ClassVar[Traits] = Traits(one_model=True, fits_batch_norm=False)
     finetune: ClassVar[str] = "plain_sgd"
 
-    weights: str = "uniform"
+    weights: str = word("uniform", "size")
     """`size`: clients count by their training images; `uniform`: all the same."""
-    server_lr: float = 1.0
+    server_lr: float = number(1.0, above=0)
     """eta_g, how far the server moves along the mean change."""
-    control: str = "on"
+    control: str = word("on", "off")
     """`off`: no correction, which is FedAvg."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self.name, server_lr=self.server_lr)
-        check_choice(self.name, control=(self.control, ("on", "off")))
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if self.control == "off" or not run.momentum:
@@ -82,10 +77,8 @@ class Scaffold(FedAvg):
         still = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
         mean = weighted_mean(uploads, round.weights(self.weights), still)
         rate = {name: self.server_lr for name in self.weights_of(server)}
-        rate |= {
-            name: len(round.ids) / round.clients for name in server if name not in rate
-        }  # c moves by S/N
-        return {name: tensor + rate[name] * mean[name] for name, tensor in server.items()}
+        share = len(round.ids) / round.clients  # c moves by S/N
+        return {name: tensor + rate.get(name, share) * mean[name] for name, tensor in server.items()}
 
     def weights_of(self, server: Params) -> Params:
         """The model without the control variate."""

@@ -17,7 +17,7 @@ def weighted_mean(
         stacked: tensors [S, ...], one row a client.
         weights: a_i >= 0: one tensor [S] for all, or one a name. A weight tensor [S, B] weighs the second axis too
             (each branch by itself).
-        previous: tensors [...] that answer for entries nobody has a weight for.
+        previous: tensors [...] that answer for entries for which no client has a weight.
 
     Returns:
         One tensor [...] a name. Weights are taken in float64 and divided by their maximum first, so that tiny weights stay exact.

@@ -51,7 +51,7 @@ def in_use(bits: Tensor, layers: Sequence[int]) -> Tensor:
 
 
 def on_path(bits: Tensor, layers: Sequence[int]) -> Tensor:
-    """Bits [E] of which those are off that change nothing: wires from a block that is not active, or to one that nobody hears."""
+    """Bits [E] of which those are off that change nothing: wires from a block that is not active, or to one that none hears."""
     links, outputs = split_decisions(bits, layers)
     active = activity(bits, layers)
     parts = [outputs * active[-1]]
@@ -101,11 +101,8 @@ def safety_path(bits: Tensor, scores: Tensor, layers: Sequence[int]) -> tuple[Te
     """
     links, outputs = split_decisions(bits, layers)
     link_scores, output_scores = split_decisions(scores, layers)
-    active, switches, safe = (
-        bits.new_ones(layers[0]),
-        torch.zeros((), dtype=torch.int64, device=bits.device),
-        [],
-    )
+    active, safe = bits.new_ones(layers[0]), []
+    switches = torch.zeros((), dtype=torch.int64, device=bits.device)
     for link, score in zip(links, link_scores, strict=True):
         empty = (link @ active).sum() == 0
         link = _with_best(link, score, active.expand_as(link), empty)  # [n_l, n_{l-1}]

@@ -56,9 +56,8 @@ class MultiBranch(nn.Module):
             raise InputError(
                 "a multi-branch network is made of one or more modules with the same parameter names and shapes"
             )
-        self._template = [
-            copy.deepcopy(copies[0])
-        ]  # in a list: its parameters are not the multi-branch network's
+        # in a list: its parameters are not the multi-branch network's
+        self._template = [copy.deepcopy(copies[0])]
         stacked = stack_branches([dict(module.named_parameters()) for module in copies])
         # torch forbids dots in the names of a ParameterDict
         self.branches = nn.ParameterDict(

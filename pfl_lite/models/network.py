@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,14 @@ from pfl_lite.models.train_mode import DROPOUTS, check_layers, is_statistic, tra
 from pfl_lite.seeds import generator
 
 Params = dict[str, Tensor]
+
+
+@contextmanager
+def torch_seeded(seed: int, purpose: str, *numbers: int) -> Iterator[None]:
+    """A block in which torch's global generator draws the start values of one purpose, and after which it is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, purpose, *numbers).integers(2**62)))
+        yield
 
 
 def layers_of(names: Iterable[str]) -> dict[str, list[str]]:
@@ -237,8 +246,7 @@ class Network:
 
     def init(self, seed: int, copy: int = 0) -> Params:
         """Initial parameters number `copy`; different copies are independent draws."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator(seed, "initial parameters", copy).integers(2**62)))
+        with torch_seeded(seed, "initial parameters", copy):
             module = self.build()
             if (fetch := getattr(module, "load_pretrained", None)) is not None:
                 fetch()

@@ -102,7 +102,7 @@ class BatchNorm(_NormBase):
     real: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, C] or [b, C, ...], normalised over b and all places; padding (`real` [b] is 0) left out."""
+        """x [b, C] or [b, C, ...], normalized over b and all places; padding (`real` [b] is 0) left out."""
         if x.dim() == 2:
             return self.forward(x[..., None])[..., 0]  # one place
         places = tuple(range(2, x.dim()))
