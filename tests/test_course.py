@@ -264,7 +264,7 @@ def test_slides_follow_the_chapter(course: Path) -> None:
     pictures = page.select(".slides img")
     assert len(pictures) >= 4 and all(len(str(picture.get("alt", ""))) > 20 for picture in pictures)
     words = page.select_one(".slides").get_text()
-    assert "Four clients a round" not in words  # a solution
+    assert "Four clients per round" not in words  # a solution
 
 
 def test_an_equation_on_a_slide_says_whose_it_is(text_tools: ModuleType) -> None:
