@@ -237,13 +237,14 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
         parts[own, "ours"] = pd.Series(ours, index=frame.index)
         gaps[own, "ours"] = frame["Gap"].tolist()
     shown = pd.concat(parts, axis=1)
-    ran = (shown.xs("ours", axis=1, level=1) != NOT_RUN).any(axis=1)
-    gaps = {column: pd.Series(some, index=shown.index)[ran].tolist() for column, some in gaps.items()}
+    mine = [column for column in shown if column[1] == "ours"]
+    ran = [any(shown.loc[row, column] != NOT_RUN for column in mine) for row in shown.index]
     shown = shown[ran].rename(index=labels)
     shown.index.name = "Method"
 
     def colours(column: pd.Series) -> list[str]:
-        return list(map(shade, gaps.get(column.name, [np.nan] * len(column))))
+        own = gaps.get(column.name, [np.nan] * len(ran))
+        return [shade(gap) for gap, kept in zip(own, ran, strict=True) if kept]
 
     return styled(shown).apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
 
