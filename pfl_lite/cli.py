@@ -199,7 +199,7 @@ def check_outputs(
     for name, (path, endings) in paths.items():
         if path is None:
             continue
-        if endings and path.suffix.lower() not in endings:
+        if endings and (path.suffix.lower() not in endings or ".npz#" in path.name.lower()):
             raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
         if (first := names.setdefault(os.path.realpath(path), name)) != name:
             raise InputError(f"--{first} and --{name} both name {path}: give each a file of its own")

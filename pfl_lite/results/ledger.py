@@ -138,6 +138,8 @@ class Ledger:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise InputError(f"{self.folder} cannot be read or written: it is not a folder")
         self._read: dict[Path, tuple[object, Run | None]] = {}
         self._named: set[Path] = set()  # damaged files that somebody has been told of
 
