@@ -76,7 +76,12 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     if not found:
         raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
     kinds = {array.dtype.name for array in found.values()}
-    if kinds - {"float32", "float64", "int64", "bool"} or len(floats := kinds & {"float32", "float64"}) != 1:
+    parameters = {a.dtype.kind for name, a in found.items() if name.endswith(("weight", "bias"))}
+    if (
+        parameters - {"f"}
+        or kinds - {"float32", "float64", "int64", "bool"}
+        or len(floats := kinds & {"float32", "float64"}) != 1
+    ):
         raise InputError(
             f"{path} holds a {group} model of {', '.join(sorted(kinds))}, not of float32 or float64"
         )
