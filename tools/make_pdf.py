@@ -63,9 +63,9 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     sections = {toc["root"]: first}
     printed: list[dict[str, Any]] = []
     for part in toc["parts"]:
-        names = [one["file"] for one in part["chapters"]]
-        kept = [name for name in names if part["caption"] not in BESIDE or name in PRINTED_TOO]
-        for name in names:
+        files = [one["file"] for one in part["chapters"]]
+        kept = [name for name in files if part["caption"] not in BESIDE or name in PRINTED_TOO]
+        for name in files:
             section = chapter(article, name)
             if name in kept:
                 sections[name] = section
