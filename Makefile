@@ -81,10 +81,7 @@ reference: environment ## write what is made from the code: reference pages, met
 map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
 	@$(PY) tools/make_map.py
 
-cofuzz: environment ## hostile inputs, 1,900 of them, each in a process of its own (half an hour; SEED=7 for others)
-	$(QUIET) $(PY) -m tests.fuzzing --seed '$(or $(SEED),0)'
-
-lab: environment ## let chapters install the package where it is missing, once the repository has a public remote
+colab: environment ## let chapters install the package where it is missing, once the repository has a public remote
 	@$(PY) tools/add_install_cell.py
 
 environment: $(STAMP) ## make or refresh the environment only

@@ -90,8 +90,8 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     for details in soup.find_all("details"):
         details["open"] = ""
     for closed in article.select(".toggle-hidden, .dropdown"):
-        kept = set(closed.get_attribute_list("class")) - {"toggle-hidden", "dropdown", "toggle"}
-        closed["class"] = " ".join(sorted(kept))
+        classes = set(closed.get_attribute_list("class")) - {"toggle-hidden", "dropdown", "toggle"}
+        closed["class"] = " ".join(sorted(classes))
     for gone in article.select("details.hide.above-input, .toctree-wrapper > .caption"):
         gone.decompose()
     title = (

@@ -237,8 +237,8 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
         parts[own, "ours"] = pd.Series(ours, index=frame.index)
         gaps[own, "ours"] = frame["Gap"].tolist()
     shown = pd.concat(parts, axis=1)
-    mine = [column for column in shown if column[1] == "ours"]
-    ran = [any(shown.loc[row, column] != NOT_RUN for column in mine) for row in shown.index]
+    mine = [parts[column] for column in parts if column[1] == "ours"]
+    ran = [any(column[row] != NOT_RUN for column in mine) for row in shown.index]
     shown = shown[ran].rename(index=labels)
     shown.index.name = "Method"
 
