@@ -92,7 +92,7 @@ def _fault(
     tensors |= {} if heir else {"clients": fresh["clients"]}  # an heir begins with its own
     tensors |= {} if content["tuned"] is None else {"tuned": models()}
     for name, wanted in tensors.items():
-        grows = name == "server" and config.method.grows
+        grows = name == "server" and config.method.traits.grows
         there, here = _kind(content[name], grows), _kind(wanted, grows)
         if grows and isinstance(there, dict):  # also by tensors of its own
             there = {key: there.get(key) for key in here}

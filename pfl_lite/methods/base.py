@@ -285,6 +285,8 @@ class Traits(NamedTuple):
     """Its losses draw masks of their own from `Batch.key`."""
     anneals: bool = False
     """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
+    grows: bool = False
+    """Whether the server's state may come to hold more rows, or more tensors, than `init` gave it."""
 
 
 @dataclass(frozen=True)
@@ -297,8 +299,6 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]
-    grows: ClassVar[bool] = False
-    """Whether the server's state may come to hold more rows, or more tensors, than `init` gave it."""
     tracked: ClassVar[tuple[str, ...]] = ()
     """Which parts of the clients' state (`inspect`) a run keeps from round to round."""
     finetune: ClassVar[str] = "own_update"

@@ -12,6 +12,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
     Newcomers,
     Round,
+    Traits,
     Work,
     flatten,
     number,
@@ -41,7 +42,7 @@ class ClusteredFL(Newcomers):
     about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
     tracked: ClassVar[tuple[str, ...]] = ("cluster",)
     finetune: ClassVar[str] = "plain_sgd"
-    grows: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(grows=True)
 
     eps1: float = number(0.4, least=0)
     """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""
