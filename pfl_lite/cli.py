@@ -366,7 +366,7 @@ def run(
     method: str = typer.Argument(..., help="a method (see `pfl-lite methods`)"),
     set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
     workers: int = typer.Option(
-        1, max=1_000, help="processes that share out a round's clients, one thread each; same numbers"
+        1, help="processes that share out a round's clients, one thread each; same numbers"
     ),
     out: Path | None = typer.Option(
         None, parser=file_name, metavar="FILE", help=".json with every round and the clients' final numbers"
@@ -476,7 +476,6 @@ def reproduce(
     rounds: int | None = typer.Option(None, help="fewer rounds than the protocol's; the table says so"),
     workers: int | None = typer.Option(
         None,
-        max=1_000,
         help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]",
     ),
     scheduler: str | None = typer.Option(

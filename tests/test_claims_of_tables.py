@@ -28,7 +28,7 @@ def make_run(
     """A run whose clients waver around `level` percent, equally in every arm."""
     accuracy = (np.broadcast_to(level, clients) / 100 + np.resize(WAVES, clients)).tolist()
     one = get_experiment(name, more.pop("budget", "small"))
-    final = {key: [1.0] * clients for key in ("test_loss", "train_size", "test_size")} | {
+    final = {key: [1] * clients for key in ("test_loss", "train_size", "test_size")} | {
         "test_accuracy": accuracy
     }
     final |= {f"{test}_clients": accuracy for test in ("local_test", "global_test")}

@@ -302,7 +302,7 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
         (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
-        (["run", "fedavg", "--out", "."], "'--out'"),
+        (["run", "fedavg", "--out", "."], "must end in .json"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
         (["run", "fedavg", "--partition", "classes:11"], "classes"),

@@ -327,7 +327,7 @@ def test_an_arm_may_have_rounds_of_its_own(ledger):
 
 
 def test_another_network_is_a_trend_at_best(ledger):
-    fill(ledger, {"local": 3.0})
+    fill(ledger, {"local": 2.5})
     other = replace(EXPERIMENT, stands_in="the network is another")
     frame = table(other, ledger).assign(arm=list(PAPER)).set_index("arm")
     assert (

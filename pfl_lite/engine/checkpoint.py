@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +14,6 @@ from pfl_lite import schema
 from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain, regular, write_bytes
-from pfl_lite.models import Params
 
 
 def write_checkpoint(path: Path, config: RunConfig, content: dict[str, Any]) -> None:
@@ -29,7 +27,6 @@ def read_checkpoint(
     path: Path,
     config: RunConfig,
     fresh: dict[str, Any],
-    models: Callable[[], Params],
     trained_by: RunConfig | None,
 ) -> dict[str, Any]:
     """What a checkpoint holds, held against what a run has before its first round.
@@ -38,7 +35,6 @@ def read_checkpoint(
         path: the file.
         config: the run that goes on from it.
         fresh: the same content of that run before its first round.
-        models: one model a client [N, ...], such as fine-tuned ones must be.
         trained_by: the run that it belongs to, if that is another one whose training is the same.
 
     Raises:
@@ -64,7 +60,7 @@ def read_checkpoint(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
             "name another checkpoint, or delete this one"
         )
-    if fault := _fault(content, fresh, models, config, trained_by is not None):
+    if fault := _fault(content, fresh, config, trained_by is not None):
         raise unreadable(path, fault)
     if content["round"] > config.rounds:
         raise InputError(
@@ -83,14 +79,12 @@ def unreadable(path: Path, fault: str = "") -> InputError:
 def _fault(
     content: dict[str, Any],
     fresh: dict[str, Any],
-    models: Callable[[], Params],
     config: RunConfig,
     heir: bool,
 ) -> str | None:
     """Where a checkpoint's content is not what a run of its configuration would have written."""
     tensors = {"server": fresh["server"], "sampled": fresh["sampled"]}
     tensors |= {} if heir else {"clients": fresh["clients"]}  # an heir begins with its own
-    tensors |= {} if content["tuned"] is None else {"tuned": models()}
     for name, wanted in tensors.items():
         grows = name == "server" and config.method.traits.grows
         there, here = _kind(content[name], grows), _kind(wanted, grows)
@@ -98,6 +92,11 @@ def _fault(
             there = {key: there.get(key) for key in here}
         if there != here:
             return f"its {name} is not made of this run's tensors"
+    tuned, clients = content["tuned"], len(fresh["history"]["train_sizes"])
+    if tuned is not None and not (
+        isinstance(tuned, dict) and all(_each(one, clients) for one in tuned.values())
+    ):
+        return "its tuned models are not one per client"
     sizes = ("train_sizes", "val_sizes", "test_sizes", "unseen")
     same = {name: schema.equal(fresh["history"][name]) for name in sizes}
     history = schema.fields(
@@ -119,6 +118,11 @@ def _fault(
     if played != list(range(content["round"] + 1)) and (played or content["round"]):
         return "its history is of other rounds"
     return None
+
+
+def _each(value: Any, clients: int) -> bool:
+    """Whether it is a tensor with a row per client."""
+    return isinstance(value, torch.Tensor) and value.shape[:1] == (clients,)
 
 
 def _kind(value: Any, grows: bool = False) -> Any:

@@ -26,6 +26,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Sequential
 from pfl_lite.models import Network, Params
 
+MOST_WORKERS = 1_000
 WORTH_SECONDS = 0.5
 """What one process does in less time is not shared out: to fork a process of a gigabyte takes up to a tenth of a second."""
 
@@ -196,8 +197,8 @@ def over_processes(
         InputError: so many processes cannot share out the clients of a round.
     """
     config = config.resolved(None if federation is None else federation.size)
-    if workers < 1:
-        raise InputError(f"workers must be 1 or more, not {workers}")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
     if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
         raise InputError(
             f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"

@@ -253,7 +253,7 @@ class Simulation(Rounds):
         Raises:
             InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
-        content = read_checkpoint(path, self.config, self._content(), self.personal_models, trained_by)
+        content = read_checkpoint(path, self.config, self._content(), trained_by)
         untrained = self.clients
         self._take(content)
         if trained_by is None:
