@@ -453,6 +453,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
             ]
             last = kept[-1]
             run["final"] |= {"test_accuracy": last.get("tuned", last["personal"])}
+            run["final"]["test_size"] = [int(one is not None) for one in run["final"]["test_accuracy"]]
             run["final"].pop("local_test_clients")
             if arm == "pfedmb":
                 run["final_before_ft"] = {"test_accuracy": last["personal"]}
