@@ -22,6 +22,7 @@ QUICK_IMAGES = 2000  # training images of a quick chapter, about as many as the 
 _ROOMS = {
     "data.partition": "partition",
     "engine.evaluate": "whole_test",
+    "engine.history": "diverged_in",
     "engine.processes": "shares",
     "engine.local_training": "epoch_orders part_of",
     "methods.base": "Round flatten select unpack",
@@ -33,6 +34,8 @@ _ROOMS = {
     "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
     "papers.statement": "paired",
+    "papers.statistics": "agreement",
+    "results.tables": "runs_of",
     "results.verdicts": "claims",
     "seeds": "generator",
 }

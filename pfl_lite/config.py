@@ -216,8 +216,8 @@ _KINDS: dict[str, schema.Rule] = {
     "str": schema.text,
     "bool": schema.flag,
 }
+# The rules of a method with its settings, and of a configuration, in a file. No docstrings: a rule is a function of `schema`.
 METHOD = schema.fields({"name": schema.text}, rest=lambda _: schema.scalar)
-"""The rule of a method with its settings in a file."""
 STORED = schema.fields(
     {"method": METHOD},
     {
@@ -227,7 +227,6 @@ STORED = schema.fields(
     },
     rest=lambda _: schema.scalar,
 )
-"""The rule of a configuration in a file: each setting has its type."""
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:

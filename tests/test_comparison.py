@@ -28,7 +28,7 @@ def scored(arm: str, accuracies: list[float], seed: int = 0, **more: Any) -> dic
     run = make_run(NAME, arm, 50, seed, len(accuracies))
     exact = [None if np.isnan(one) else one / 100 for one in accuracies]
     run["final"] = {key: value for key, value in run["final"].items() if not key.endswith("_clients")}
-    run["final"]["test_accuracy"] = exact
+    run["final"] |= {"test_accuracy": exact, "test_size": [int(one is not None) for one in exact]}
     return run | more
 
 

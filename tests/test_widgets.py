@@ -453,7 +453,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
             ]
             last = kept[-1]
             run["final"] |= {"test_accuracy": last.get("tuned", last["personal"])}
-            run["final"]["test_size"] = [int(one is not None) for one in run["final"]["test_accuracy"]]
+            both = zip(run["final"]["test_accuracy"], last["personal"], strict=True)
+            run["final"]["test_size"] = [int(None not in pair) for pair in both]
             run["final"].pop("local_test_clients")
             if arm == "pfedmb":
                 run["final_before_ft"] = {"test_accuracy": last["personal"]}

@@ -190,7 +190,7 @@ def test_threads_are_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "count", "sentence"),
     [
-        ("fedavg", {}, 0, "workers must be 1 or more, not 0"),
+        ("fedavg", {}, 0, "workers must be 1 to 1,000, not 0"),
         ("fedavg", {"engine": "vmap"}, 2, "2 workers share out the engine loop, not vmap: use --engine loop"),
         ("fedmn", {"schedule": "sequential"}, 2, "hand on to one another here: use one worker"),
     ],

@@ -93,8 +93,9 @@ def _fault(
         if there != here:
             return f"its {name} is not made of this run's tensors"
     tuned, clients = content["tuned"], len(fresh["history"]["train_sizes"])
+    kinds = {one.dtype for one in (*fresh["server"].values(), *fresh["clients"].values())}
     if tuned is not None and not (
-        isinstance(tuned, dict) and all(_each(one, clients) for one in tuned.values())
+        isinstance(tuned, dict) and all(_each(one, clients, kinds) for one in tuned.values())
     ):
         return "its tuned models are not one per client"
     sizes = ("train_sizes", "val_sizes", "test_sizes", "unseen")
@@ -120,9 +121,9 @@ def _fault(
     return None
 
 
-def _each(value: Any, clients: int) -> bool:
-    """Whether it is a tensor with a row per client."""
-    return isinstance(value, torch.Tensor) and value.shape[:1] == (clients,)
+def _each(value: Any, clients: int, kinds: set[torch.dtype]) -> bool:
+    """Whether it is a tensor with a row per client, of one of some kinds."""
+    return isinstance(value, torch.Tensor) and value.shape[:1] == (clients,) and value.dtype in kinds
 
 
 def _kind(value: Any, grows: bool = False) -> Any:

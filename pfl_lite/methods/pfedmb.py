@@ -32,7 +32,7 @@ class PFedMB(Method):
     A round is E epochs on alpha (eq. 3), then E epochs on W (eq. 4): twice the local work of FedAvg at equal E. The server
     averages branch b with weights n_i alpha^i_{l,b} (eq. 5) or n_i (eq. 6, the ablation), over the sampled clients.
     Open points of the paper and what is done here: biases are branched; the simplex is kept by a softmax or by projection after
-    every step; alpha's steps use neither momentum nor weight decay. Chapters: *pFedMB*, *Reproducing pFedMB*.
+    every step; alpha's steps use neither momentum nor weight decay. Chapters: *pFedMB*, *We repeat a paper*.
     """
 
     name: ClassVar[str] = "pfedmb"

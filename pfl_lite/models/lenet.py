@@ -11,7 +11,7 @@ from pfl_lite.models.network import Parts
 class LeNet(Parts):
     """LeNet-5 for 32 x 32 images: two 5 x 5 convolutions, then 400 -> 120 -> 84 -> classes; every layer has a bias.
 
-    Parameters: 61,706 (1 channel, 10 classes), 62,006 (3, 10), 69,656 (3, 100). Chapter: *Reproducing pFedMB*.
+    Parameters: 61,706 (1 channel, 10 classes), 62,006 (3, 10), 69,656 (3, 100). Chapter: *We repeat a paper*.
     """
 
     def __init__(self, channels: int, size: int, classes: int) -> None:

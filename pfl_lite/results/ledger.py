@@ -26,15 +26,14 @@ from pfl_lite.errors import InputError
 from pfl_lite.files import plain, read_json, told, write_json
 
 Run = dict[str, Any]
-_FINAL = schema.fields(
-    {
-        "test_accuracy": schema.each(schema.share),
-        "test_loss": schema.each(schema.loss),
-        "train_size": schema.each(schema.count),
-        "test_size": schema.each(schema.count),
-    },
-    rest=lambda _: schema.shares,
-)
+_SCORED = {"test_accuracy": schema.each(schema.share)}
+_LISTS = {
+    "test_loss": schema.each(schema.loss),
+    "train_size": schema.each(schema.count),
+    "test_size": schema.each(schema.count),
+}
+_FINAL = schema.fields(_SCORED | _LISTS, rest=lambda _: schema.shares)
+_BEFORE = schema.fields(_SCORED, _LISTS, rest=lambda _: schema.shares)
 _RUN: dict[str, schema.Rule] = {
     "experiment": schema.text,
     "arm": schema.text,
@@ -46,7 +45,7 @@ _RUN: dict[str, schema.Rule] = {
 }
 _MADE: dict[str, schema.Rule] = {
     "final": schema.either(_FINAL, schema.equal(None)),
-    "final_before_ft": schema.either(_FINAL, schema.equal(None)),
+    "final_before_ft": schema.either(_BEFORE, schema.equal(None)),
     "seconds": schema.number(),
     "parameters": schema.size,
     "images_trained": schema.size,
@@ -108,7 +107,9 @@ def fault(entry: Any) -> str | None:
     ):
         return '"final" does not hold lists with one number a client'
     untold = any(
-        a is None and n for one in finals for a, n in zip(one["test_accuracy"], one["test_size"], strict=True)
+        a is None and n
+        for one in finals
+        for a, n in zip(one["test_accuracy"], entry["final"]["test_size"], strict=True)
     )
     return '"final" lacks the accuracy of a client with test images' if untold else None
 
