@@ -102,7 +102,7 @@ def setting(data: str, device: str = "cpu", length: str = "quick", *, written_fo
 
 
 def front_end() -> bool:
-    """Whether somebody can move a slider: true in JupyterLab, Jupyter Notebook, VS Code and Colab.
+    """Whether a reader can move a slider: true in JupyterLab, Jupyter Notebook, VS Code and Colab.
 
     False where a notebook is executed by a program, as for this book's pages.
     """

@@ -180,26 +180,28 @@ Force = Annotated[bool, typer.Option("--force", help="replace files that are the
 
 def file_name(text: str) -> Path:
     """A path that was given, as a file's."""
-    if not text or text.endswith("/"):
+    if not text or text.endswith("/") or "\0" in text:
         raise typer.BadParameter(f"'{text}' is no name of a file")
     return Path(text)
 
 
-def check_outputs(
-    force: bool, inputs: tuple[str, ...] = (), **paths: tuple[Path | None, tuple[str, ...]]
-) -> None:
+def check_outputs(force: bool, partition: str, **paths: tuple[Path | None, tuple[str, ...]]) -> None:
     """Find out before any work whether files, each with the endings that it may have, can be written.
 
     Raises:
         InputError: one cannot, has a wrong ending, is there and is to stay, or is an input or another option's file too.
     """
-    from pfl_lite.files import check_writable
+    from pfl_lite.data.partition import is_file
+    from pfl_lite.files import check_writable, regular
 
-    names = {os.path.realpath(one.partition("#")[0]): "partition" for one in inputs}
+    given = [regular(partition.strip().partition("#")[0])] if is_file(partition) else []
+    names = {os.path.realpath(one): "partition" for one in given}
     for name, (path, endings) in paths.items():
         if path is None:
             continue
-        if endings and (path.suffix.lower() not in endings or ".npz#" in path.name.lower()):
+        if endings and (
+            path.suffix.lower() not in endings or any(f"{one}#" in path.name.lower() for one in endings)
+        ):
             raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
         if (first := names.setdefault(os.path.realpath(path), name)) != name:
             raise InputError(f"--{first} and --{name} both name {path}: give each a file of its own")
@@ -258,9 +260,9 @@ def models() -> None:
     from pfl_lite.show.render import listed
 
     shapes = {
-        "grey 28x28, 10 classes": (1, 28, 10),
-        "grey 32x32, 10": (1, 32, 10),
-        "colour 32x32, 10": (3, 32, 10),
+        "gray 28x28, 10 classes": (1, 28, 10),
+        "gray 32x32, 10": (1, 32, 10),
+        "color 32x32, 10": (3, 32, 10),
     }
     rows = []
     for name, spec in NETWORKS.items():
@@ -297,8 +299,9 @@ def partition(
         None,
         parser=file_name,
         metavar="FILE",
-        help=".npz of index arrays train/0, val/0, test/0, train/1, ...; also relabel/0, ... where a client sees other "
-        "labels, group where there are groups, images, how many there are, and labels, a digest of theirs",
+        help=".json of index lists with their recipe and seed, or .npz of index arrays train/0, val/0, test/0, train/1, ...; "
+        "also relabel/0, ... where a client sees other labels, group where there are groups, images, how many there are, and "
+        "labels, a digest of theirs",
     ),
     plot: Path | None = typer.Option(
         None, parser=file_name, metavar="FILE", help="picture of class x client counts (.png, .svg, .pdf)"
@@ -312,18 +315,17 @@ def partition(
 
     Labels are counted as each client sees them. In the file, relabel/i is the label under which client i sees
     each class (only where that changes anything), and group the true group of every client. With --split fedem
-    all three index the training images followed by the test images. `pfl-lite run --partition FILE.npz` has the
+    all three index the training images followed by the test images. `pfl-lite run --partition FILE` has the
     same clients again.
     """
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
-    from pfl_lite.data.partition import ENDING, is_file, save_partition
+    from pfl_lite.data.partition import ENDINGS, save_partition
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.files import atomic_path
     from pfl_lite.show.render import listed
 
-    given = (settings["partition"],) if is_file(settings["partition"]) else ()
-    check_outputs(force, given, out=(out, (ENDING,)), plot=(plot, (".png", ".svg", ".pdf")))
+    check_outputs(force, settings["partition"], out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
     images = load(settings["data"]).with_split(settings["split"])
     indices = share_out(images, settings["partition"], settings["clients"], settings["seed"])
     federation = Federation.build(images, indices)
@@ -334,7 +336,8 @@ def partition(
         rows.append([str(i), str(int(row.sum())), held])
     typer.echo(listed(rows))
     if out is not None:
-        save_partition(out, indices, images)
+        told = {name: settings[name] for name in ("data", "partition", "seed", "split")}
+        save_partition(out, indices, images, **told)
         typer.echo(f"wrote {out}")
     if plot is not None:
         from pfl_lite.show.plots import plot_partition
@@ -396,9 +399,13 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    given = settings["partition"].strip()
-    inputs = (given,) if ".npz" in given.lower() else ()
-    check_outputs(force, inputs, out=(out, (".json",)), save=(save, (".npz",)), checkpoint=(checkpoint, ()))
+    check_outputs(
+        force,
+        settings["partition"],
+        out=(out, (".json",)),
+        save=(save, (".npz",)),
+        checkpoint=(checkpoint, ()),
+    )
     options, own = typed(context, settings), parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
@@ -576,7 +583,7 @@ def claims(
 
     Examples: `pfl-lite claims pfedmb-table1`, `pfl-lite claims B1`
 
-    Two numbers in brackets are a 95 % interval, by a bootstrap over clients and seeds.
+    Two numbers in brackets are a 95 % interval over clients and seeds.
     """
     from pfl_lite.results import verdicts
     from pfl_lite.results.ledger import Ledger

@@ -221,7 +221,7 @@ METHOD = schema.fields({"name": schema.text}, rest=lambda _: schema.scalar)
 STORED = schema.fields(
     {"method": METHOD},
     {
-        f.name: schema.either(_KINDS[word], *([schema.equal(None)] if "None" in str(f.type) else []))
+        f.name: schema.nullable(_KINDS[word]) if "None" in str(f.type) else _KINDS[word]
         for f in fields(RunConfig)
         if (word := str(f.type).split(" ")[0]) in _KINDS
     },

@@ -20,7 +20,7 @@ import numpy as np
 
 from pfl_lite.errors import InputError
 
-ABANDONED = 3600.0  # seconds after which a half-written file is nobody's
+ABANDONED = 3600.0  # seconds after which a half-written file is abandoned
 
 
 def regular(path: Path | str) -> Path:

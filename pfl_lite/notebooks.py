@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pfl_lite.errors import InputError
+from pfl_lite.files import atomic_path, told
 
 
 def source() -> Path:
@@ -27,31 +29,26 @@ def copy_results(folder: Path) -> None:
     A file that is there already stays as it is: it may be a result of the reader's own.
 
     Raises:
-        InputError: this installation has no chapters.
-        OSError: `folder` cannot be written.
+        InputError: this installation has no chapters, or `folder` cannot be written.
     """
     book = source()
     data = book / "data" if (book / "data").is_dir() else book.parent / "data"
-    if data.is_dir():
-        shutil.copytree(data, folder / "data", copy_function=copy_if_new, dirs_exist_ok=True)
-
-
-def copy_if_new(source: str, target: str) -> None:
-    """Copy a file to where there is none."""
-    if not Path(target).exists():
-        shutil.copy2(source, target)
+    for stored in sorted(data.rglob("*")):
+        target = folder / "data" / stored.relative_to(data)
+        if stored.is_file() and not target.exists():
+            with atomic_path(target) as temporary:
+                shutil.copyfile(stored, temporary)
 
 
 def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
     """Copy the chapters to `folder`, with the stored results that some of them read below `folder/data`.
 
-    `force` replaces chapters, never results.
+    `force` replaces chapters, never results; where something fails in the middle, all chapters that were there are as they were.
 
     Returns the notebooks that were written. In that folder, `jupyter lab` runs them.
 
     Raises:
-        InputError: `folder` is a file, or holds a chapter already and `force` is not given.
-        OSError: `folder` cannot be written.
+        InputError: `folder` is a file, cannot be written, or holds a chapter already and `force` is not given.
     """
     book = source()
     if folder.exists() and not folder.is_dir():
@@ -62,7 +59,9 @@ def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
         raise InputError(
             f"{folder / there[0]} exists: name another folder, or replace the chapters with --force"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [Path(shutil.copyfile(chapter, folder / chapter.name)) for chapter in chapters]
     copy_results(folder)
-    return written
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".chapters.", suffix=".part") as aside:
+            copies = [Path(shutil.copyfile(chapter, Path(aside, chapter.name))) for chapter in chapters]
+            return [copy.replace(folder / copy.name) for copy in copies]

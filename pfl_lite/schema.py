@@ -19,15 +19,10 @@ def said(value: Any, wanted: str) -> str:
     return f" is {'null' if value is None else reprlib.repr(value)}, not {wanted}"
 
 
-def number(low: float = 0, high: float = MOST, *, whole: bool = False, null: bool = False) -> Rule:
-    """A number from `low` to `high`; `null`: or none."""
-    wanted = f"a {'whole ' * whole}number from {low:g} to {high:g}{' or null' * null}"
-
-    def rule(value: Any) -> str | None:
-        fits = type(value) in ((int,) if whole else (int, float)) and low <= value <= high
-        return None if fits or (null and value is None) else said(value, wanted)
-
-    return rule
+def number(low: float = 0, high: float = MOST, *, whole: bool = False) -> Rule:
+    """A number from `low` to `high`."""
+    kinds, wanted = (int,) if whole else (int, float), f"a {'whole ' * whole}number from {low:g} to {high:g}"
+    return lambda value: None if type(value) in kinds and low <= value <= high else said(value, wanted)
 
 
 def of_type(kind: type, wanted: str) -> Rule:
@@ -40,9 +35,9 @@ def equal(wanted: Any) -> Rule:
     return lambda value: None if value == wanted else said(value, reprlib.repr(wanted))
 
 
-def either(*rules: Rule) -> Rule:
-    """What one of some rules allows; a fault is told by the first."""
-    return lambda value: None if None in (faults := [rule(value) for rule in rules]) else faults[0]
+def nullable(rule: Rule) -> Rule:
+    """What a rule allows, or null."""
+    return lambda value: None if value is None else rule(value)
 
 
 def each(rule: Rule) -> Rule:
@@ -60,7 +55,10 @@ def finite(value: Any) -> str | None:
     """Any nested value without a number that is not finite."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return next((f"/{key}{fault}" for key, one in pairs if (fault := finite(one))), None)
+        try:
+            return next((f"/{key}{fault}" for key, one in pairs if (fault := finite(one))), None)
+        except RecursionError:  # what could be read may still be nested too deep to be looked through
+            return " is nested too deep"
     return said(value, "a finite number") if isinstance(value, float) and not math.isfinite(value) else None
 
 
@@ -90,7 +88,7 @@ def scalar(value: Any) -> str | None:
 
 text, flag = of_type(str, "a text"), of_type(bool, "true or false")
 count, size = number(0, LARGE, whole=True), number(0, 2**63, whole=True)
-share, loss = number(0, 1, null=True), number(null=True)
+share, loss = nullable(number(0, 1)), nullable(number())
 """Of these, null says that there was nothing to score, or that it was no finite number."""
 
 
@@ -109,7 +107,7 @@ entry = fields(
     {
         "clients": each(count),
         "diverged": each(count),
-        "per_client": fields(rest=lambda name: either(each(loss if "loss" in name else share), equal(None))),
+        "per_client": fields(rest=lambda name: nullable(each(loss if "loss" in name else share))),
         "whole_test": fields(rest=lambda _: fields(rest=lambda _: shares)),
         "converged": flag,
         "factor": number(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import Dataset
 
 from pfl_lite.data import partition as partitions
 from pfl_lite.data.images import Card, Images, load
@@ -23,13 +25,13 @@ _CHUNK = 10_000  # images converted at a time: the float copy of a whole data se
 class Federation:
     """Clients that share one copy of the images.
 
-    `images` [n, channels, size, size] and `test_images` are normalised floats, `labels` [n] and `test_labels`
+    `images` [n, channels, size, size] and `test_images` are normalized floats, `labels` [n] and `test_labels`
     int64. `train[i]`, `val[i]` index `images`, `test[i]` indexes `test_images`, all int64 tensors on the same
     device. Where the data set's images are merged (split `fedem`), `test_images` is `images`: what is a
     client's to be tested on, `test[i]` alone can say.
 
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
-    rewritten when the federation was built, so that nobody need know of it afterwards. `groups` int64
+    rewritten when the federation was built, so that no later step need know of it. `groups` int64
     [clients], on the CPU, are the true groups of the clients; None where the partition makes none. No method
     may look at them. `relabelled` says whether any client sees other labels than the data set's.
     """
@@ -95,6 +97,34 @@ class Federation:
             relabelled=any(client.relabel is not None for client in clients),
         )
 
+    @classmethod
+    def from_torch(cls, clients: Sequence[Mapping[str, Dataset[Any]]], card: Card, **how: Any) -> Federation:
+        """Clients with torch data sets of their own, `{"train": ..., "val": ..., "test": ...}` each.
+
+        An item is an image [C, H, H] of pixels in [0, 1], which are kept as bytes, and a label. `how` is as of `build`. Raises
+        InputError for a client without training images, and as `Images` does.
+        """
+        found: dict[str, list[tuple[np.ndarray, int]]] = {"train": [], "test": []}
+        indices = []
+        for i, client in enumerate(clients):
+            mine = {}
+            for split in partitions.SPLITS:
+                pool, data = found["test" if split == "test" else "train"], client.get(split, ())
+                first = len(pool)
+                for image, label in (data[j] for j in range(len(data))):  # type: ignore[arg-type]
+                    pixels = torch.as_tensor(image).mul(255).round().clamp(0, 255).byte().movedim(0, -1)
+                    pool.append((pixels.squeeze(-1).numpy(), int(label)))
+                mine[split] = np.arange(first, len(pool))
+            if not len(mine["train"]):
+                raise InputError(f"client {i} has no training images: leave it out of the federation")
+            indices.append(ClientIndices(mine["train"], mine["val"], mine["test"]))
+        arrays = []
+        for pool in found.values():
+            shape = found["train"][0][0].shape
+            arrays += [np.stack([x for x, _ in pool]) if pool else np.empty((0, *shape), np.uint8)]
+            arrays += [np.array([y for _, y in pool], np.int64)]
+        return cls.build(Images(card.name, arrays[0], arrays[1], arrays[2], arrays[3], card), indices, **how)
+
     def __len__(self) -> int:
         return len(self.train)
 
@@ -125,7 +155,7 @@ class Federation:
 
     @property
     def channels(self) -> int:
-        """1 for grey images, 3 for colour."""
+        """1 for gray images, 3 for color."""
         return self.images.shape[1]
 
     @property
@@ -158,6 +188,12 @@ class Federation:
         rows = [torch.bincount(labels[part], minlength=self.classes) for part in getattr(self, split)]
         return torch.stack(rows).cpu()
 
+    def majority(self) -> np.ndarray:
+        """Accuracy of always naming the most frequent class of a client's training images: [clients], NaN without test images."""
+        train, test = (self.class_counts(split).double() for split in ("train", "test"))
+        right = test.gather(1, train.argmax(1, keepdim=True))[:, 0]
+        return (right / test.sum(1)).numpy()
+
     def summary(self) -> str:
         """A short table: clients, their sizes, classes a client, how unlike they are, and their true groups."""
         counts = self.class_counts("train")
@@ -175,7 +211,7 @@ class Federation:
         middle = held.double().quantile(0.5).item()
         lines.append(f"{'classes a client':<22}{held.min():>8}{middle:>10g}{held.max():>8}")
         remarks = {
-            "label_distance": "0: all alike, towards 1: nothing in common",
+            "label_distance": "0: all alike, toward 1: nothing in common",
             "effective_classes": "mean over clients of exp(entropy of the labels)",
             "size_ratio": "most over fewest training images",
             "size_gini": "0: equal numbers of training images",
@@ -219,7 +255,7 @@ def make_federation(
 
 
 def _as_seen(labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str, ...]) -> np.ndarray:
-    """The labels [n] of the images as their clients see them; images that belong to nobody keep theirs.
+    """The labels [n] of the images as their clients see them; images that belong to no client keep theirs.
 
     One array can hold this only because an image belongs to one client at most, which is checked here.
     """
@@ -242,7 +278,7 @@ def _as_seen(labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str
 def _normalised(
     pixels: object, card: Card, size: int | None, dtype: torch.dtype, device: str | torch.device
 ) -> Tensor:
-    """uint8 [n, H, W] or [n, H, W, 3] to normalised floats [n, channels, size, size] on the device."""
+    """uint8 [n, H, W] or [n, H, W, 3] to normalized floats [n, channels, size, size] on the device."""
     raw = torch.as_tensor(pixels)
     raw = raw[:, None] if raw.ndim == 3 else raw.permute(0, 3, 1, 2)  # [n, C, H, W], a view
     side = size or card.size

@@ -34,7 +34,7 @@ _FONTS = (
 @dataclass(frozen=True)
 class Writer:
     """How one writer draws: `slant` (shear), `stroke` (pixels added to a line's width), `width` (horizontal
-    scale), `rotation` (radians) and `noise` (standard deviation of grey levels, 0..255).
+    scale), `rotation` (radians) and `noise` (standard deviation of gray levels, 0..255).
     """
 
     font: str

@@ -67,7 +67,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Images:
-    """A data set in memory: uint8 images [n, H, W] (grey) or [n, H, W, 3] (colour), int64 labels [n].
+    """A data set in memory: uint8 images [n, H, W] (gray) or [n, H, W, 3] (color), int64 labels [n].
 
     `train_writers` and `test_writers` (int64 [n]) say who wrote an image, where the data set knows it. Where the
     images are `merged`, the training images are all images, and the test images are the same arrays. What can be
@@ -157,9 +157,11 @@ def _pixels(what: str, images: ArrayLike) -> np.ndarray:
     if array.ndim not in (3, 4) or array.shape[1] != array.shape[2] or not array.shape[1]:
         first = array.ndim == 4 and array.shape[2] == array.shape[3]
         raise InputError(
-            f"{what} must be square, [n, H, H] in grey or [n, H, H, 3] in colour, not {list(array.shape)}: "
+            f"{what} must be square, [n, H, H] in gray or [n, H, H, 3] in color, not {list(array.shape)}: "
             + ("np.moveaxis(images, 1, -1) puts channels last" if first else "cut or pad them to squares")
         )
+    if array.shape[3:] == (1,):
+        raise InputError(f"{what} must be [n, H, H] in gray, not {list(array.shape)}: give images[..., 0]")
     return array
 
 
@@ -262,14 +264,14 @@ _CARDS = (
         mean=(0.3054,),
         std=(0.3760,),
         how_to_get=_EMBEDDED,
-        note="Real handwriting; the 17 grey levels are spread over 0..255. The cut into training and test "
+        note="Real handwriting; the 17 gray levels are spread over 0..255. The cut into training and test "
         "images is ours: stratified by class and always the same.",
     ),
     Card(
         name="glyphs",
         title="Glyphs: 62 characters drawn by 100 writers",
         source="Drawn by pfl_lite from the DejaVu, STIX and Computer Modern fonts that come with matplotlib",
-        licence="BSD 3-Clause (the images); the fonts keep their own free licences",
+        licence="BSD 3-Clause (the images); the fonts keep their own free licenses",
         classes=glyphs.CHARACTERS,
         size=glyphs.SIZE,
         channels=1,
@@ -279,14 +281,14 @@ _CARDS = (
         std=(0.3070,),
         how_to_get=_EMBEDDED,
         note="Procedural. Every writer has a font, slant, stroke, width, rotation and noise of their own, "
-        "so label skew, feature shift and concept shift can be dialled apart with a known truth.",
+        "so label skew, feature shift and concept shift can each be set with a known truth.",
         writers=glyphs.WRITERS,
     ),
     Card(
         name="glyphs10",
         title="Glyphs, the ten figures: 0 to 9 drawn by 100 writers",
         source="The figures 0 to 9 of the glyphs, drawn by pfl_lite",
-        licence="BSD 3-Clause (the images); the fonts keep their own free licences",
+        licence="BSD 3-Clause (the images); the fonts keep their own free licenses",
         classes=glyphs.FIGURES,
         size=glyphs.SIZE,
         channels=1,
@@ -321,7 +323,7 @@ _CARDS = (
         name="cifar10",
         title="CIFAR-10",
         source="A. Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
-        licence="No formal licence; free to use with a citation of the report",
+        licence="No formal license; free to use with a citation of the report",
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         size=32,
         channels=3,
@@ -336,7 +338,7 @@ _CARDS = (
         name="cifar100",
         title="CIFAR-100 (fine labels)",
         source="A. Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images",
-        licence="No formal licence; free to use with a citation of the report",
+        licence="No formal license; free to use with a citation of the report",
         classes=tuple(_CIFAR100.split()),
         size=32,
         channels=3,
@@ -352,7 +354,7 @@ _CARDS = (
         title="EMNIST, split byclass",
         source="G. Cohen, S. Afshar, J. Tapson and A. van Schaik (2017), arXiv:1702.05373, from NIST's "
         "Special Database 19",
-        licence="No formal licence; a work of the United States government, free to use with a citation",
+        licence="No formal license; a work of the United States government, free to use with a citation",
         classes=glyphs.CHARACTERS,
         size=28,
         channels=1,
@@ -369,7 +371,7 @@ _CARDS = (
         title="FEMNIST: 62 characters by their writers",
         source="S. Caldas et al. (2018), LEAF: A Benchmark for Federated Settings, arXiv:1812.01097, from NIST's "
         "Special Database 19",
-        licence="No formal licence; a work of the United States government, free to use with a citation",
+        licence="No formal license; a work of the United States government, free to use with a citation",
         classes=glyphs.CHARACTERS,
         size=leaf.SIZE,
         channels=1,
@@ -422,18 +424,15 @@ def load(name: str) -> Images:
         return _images(card, _digits())
     if name in ("glyphs", "glyphs10"):
         drawn = _glyphs(cards["glyphs"], data_folder() / "glyphs.npz")
-        return _images(card, drawn if name == "glyphs" else _figures(drawn))
+        return drawn if name == "glyphs" else _figures(card, drawn)
     path = data_folder() / f"{name}.npz"
     if not path.exists():
         _convert(card, path)
-    return _images(card, read_npz(path, card))
+    return _sound(path, card, _arrays(path, card))
 
 
-def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
-    """Read and check a data file: the four arrays, and where the card speaks of writers, theirs.
-
-    Raises one InputError that names the file if it is damaged, or its arrays are not those of the card.
-    """
+def _arrays(path: Path, card: Card) -> dict[str, np.ndarray]:
+    """What a data file holds: the four arrays, and where the card speaks of writers, theirs; raises InputError."""
     try:
         arrays = files.read_npz(path)
     except OSError as error:
@@ -443,11 +442,15 @@ def read_npz(path: Path, card: Card) -> dict[str, np.ndarray]:
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
     if missing := [key for key in keys if not np.size(arrays.get(key, ()))]:
         raise _damaged(path, card, f"has no array {', '.join(missing)}, or an empty one")
+    return arrays
+
+
+def _sound(path: Path, card: Card, arrays: dict[str, np.ndarray]) -> Images:
+    """The data set of a file's arrays; raises an InputError that names the file where they are not those of the card."""
     try:
-        _images(card, arrays)
+        return _images(card, arrays)
     except InputError as error:
         raise _damaged(path, card, f"is not what it should be ({str(error).partition(':')[0]})") from error
-    return arrays
 
 
 def _damaged(path: Path, card: Card, what: str) -> InputError:
@@ -519,26 +522,24 @@ def _digits() -> dict[str, np.ndarray]:
     }
 
 
-def _glyphs(card: Card, path: Path) -> dict[str, np.ndarray]:
+def _glyphs(card: Card, path: Path) -> Images:
     """The drawn characters, from the cache if this version of the drawing is in it."""
     if path.exists():
-        arrays = read_npz(path, card)
-        if int(arrays.get("version", np.array(0))) == glyphs.VERSION:
-            return arrays
+        arrays = _arrays(path, card)
+        if np.array_equal(arrays.get("version", 0), glyphs.VERSION):
+            return _sound(path, card, arrays)
     arrays = glyphs.draw()
     # A folder that cannot be written costs a few seconds of drawing in every process, nothing else.
     with suppress(InputError):
         files.write_npz(path, arrays, compress=True)
-    return arrays
+    return _images(card, arrays)
 
 
-def _figures(drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _figures(card: Card, drawn: Images) -> Images:
     """The drawn characters that are figures: the same images, labels and writers, in the same order."""
-    arrays: dict[str, np.ndarray] = {}
-    for split in ("train", "test"):
-        wanted = drawn[f"{split}_labels"] < len(glyphs.FIGURES)
-        arrays |= {key: array[wanted] for key, array in drawn.items() if key.startswith(f"{split}_")}
-    return arrays
+    wanted = {split: getattr(drawn, f"{split}_labels") < len(glyphs.FIGURES) for split in ("train", "test")}
+    keys = (*_KEYS, *_WRITERS)
+    return _images(card, {key: getattr(drawn, key)[wanted[key.partition("_")[0]]] for key in keys})
 
 
 def _convert(card: Card, path: Path) -> None:

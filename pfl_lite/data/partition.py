@@ -9,6 +9,7 @@ always tested on the kind of images it was trained on.  Where training and test 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ import numpy as np
 
 from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_npz, regular, write_npz
+from pfl_lite.files import read_npz, regular, write_json, write_npz
 from pfl_lite.seeds import generator
 
-ENDING = ".npz"
+ENDINGS = (".npz", ".json")
 """How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
 SPLITS = ("train", "val", "test")
 _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of its clients
@@ -72,7 +73,7 @@ class Labelled(Protocol):
 
 def is_file(spec: object) -> bool:
     """Whether a spec names a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST`."""
-    return isinstance(spec, str) and _located(spec)[0].lower().endswith(ENDING)
+    return isinstance(spec, str) and _located(spec)[0].lower().endswith(ENDINGS)
 
 
 def partition(
@@ -213,7 +214,7 @@ def heterogeneity(counts: np.ndarray) -> dict[str, float]:
     """Measure how unlike the clients are, from their class counts [clients, classes].
 
     `label_distance`: mean total-variation distance between a client's label distribution and that of all
-    images (0: alike, towards 1: disjoint); `effective_classes`: mean exp(entropy) of a client's labels;
+    images (0: alike, toward 1: disjoint); `effective_classes`: mean exp(entropy) of a client's labels;
     `size_ratio`: largest over smallest client; `size_gini`: Gini coefficient of the sizes (0: equal). Clients
     without images count for the sizes only.
     """
@@ -240,24 +241,36 @@ def known_groups(clients: list[ClientIndices]) -> np.ndarray | None:
     return np.array(groups, dtype=np.int64) if clients and len(groups) == len(clients) else None
 
 
-def save_partition(path: str | Path, clients: list[ClientIndices], images: Labelled | None = None) -> None:
-    """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, atomically.
+def save_partition(
+    path: str | Path, clients: list[ClientIndices], images: Labelled | None = None, **made: object
+) -> None:
+    """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, or lists to a `.json`, atomically.
 
     `relabel/i` int64 [classes] is added for every client i that sees labels changed, from the data set's
     label to the client's; `group` int64 [clients] where the partition makes groups. If the data set is given,
     `images` int64 [2] are its numbers of training and test images, and `labels` a digest of all their labels, by
-    which it is known again. Raises InputError if the path does not end in .npz, or cannot be written.
+    which it is known again. `made` is what else a `.json` says of where the clients come from, as their recipe and seed. Raises
+    InputError if the path has another ending, or cannot be written.
     """
     if not is_file(str(path)):
-        raise InputError(f"{path} must end in {ENDING}: by this a partition's file is told from a recipe")
+        raise InputError(
+            f"{path} must end in {' or '.join(ENDINGS)}: by this a partition's file is told from a recipe"
+        )
     arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in SPLITS}
     arrays |= {f"relabel/{i}": c.relabel for i, c in enumerate(clients) if c.relabel is not None}
     if (groups := known_groups(clients)) is not None:
         arrays["group"] = groups
     if images is not None:
         arrays["images"] = np.array([len(images.train_labels), len(images.test_labels)])
-        arrays["labels"] = np.array(_digest_of_labels(images))
-    write_npz(Path(path), arrays)
+        arrays["labels"] = np.array(label_digest(images))
+    if not str(path).lower().endswith(".json"):
+        return write_npz(Path(path), arrays)
+    rows = [{split: getattr(client, split).tolist() for split in SPLITS} for client in clients]
+    for i, row in enumerate(rows):
+        if f"relabel/{i}" in arrays:
+            row["relabel"] = arrays[f"relabel/{i}"].tolist()
+    whole = {name: arrays[name].tolist() for name in sorted(_MORE & arrays.keys())}
+    write_json(Path(path), {"format": 1, **made, **whole, "clients": rows}, separators=(",", ":"))
 
 
 def load_partition(
@@ -276,7 +289,7 @@ def load_partition(
             f"{path} is not the file that it was (#{digest}): name it without # to take it as it is"
         )
     try:
-        arrays = read_npz(content)
+        arrays = _from_json(content) if path.lower().endswith(".json") else read_npz(content)
         number = len([name for name in arrays if name.startswith("train/")])
         names = {f"{split}/{i}" for split in SPLITS for i in range(number)}
         group, made_of = arrays.get("group", np.zeros(number, int)), arrays.get("images", np.zeros(2, int))
@@ -302,7 +315,7 @@ def load_partition(
                 f"{path} is a partition of {train} training and {test} test images, not of {sizes[0]} and {sizes[1]}: "
                 "use it with the data set and the split that it was made of"
             )
-    if images is not None and "labels" in arrays and str(label) != _digest_of_labels(images):
+    if images is not None and "labels" in arrays and str(label) != label_digest(images):
         raise InputError(
             f"{path} is a partition of other images: their number is the same as here, their labels are not; "
             "use it with the data set that it was made of"
@@ -318,6 +331,8 @@ def load_partition(
         for i in range(number)
     ]
     try:
+        if empty := [i for i, client in enumerate(found) if not client.train.size]:
+            raise InputError(f"client {empty[0]} has no training images: leave it out")
         return checked(found, images)
     except InputError as error:
         raise InputError(f"{path} holds no partition that can be used: {error}") from error
@@ -348,7 +363,7 @@ def checked(clients: Sequence[ClientIndices], images: Labelled | None) -> list[C
             classes = new.size if images is None else len(images.card.classes)
             if new.shape != (classes,) or not _whole(new, classes):
                 raise InputError(
-                    f"client {i} must be relabelled with {classes} labels in 0..{classes - 1}, one a class"
+                    f"client {i} must be relabeled with {classes} labels in 0..{classes - 1}, one a class"
                 )
         if client.group is not None and client.group not in range(len(clients)):
             raise InputError(f"the group of client {i} must be in 0..{len(clients) - 1}, not {client.group}")
@@ -395,7 +410,7 @@ def pinned(spec: str) -> str:
 
 def _located(spec: str) -> tuple[str, str]:
     """Path and digest of `clients.npz#DIGEST`; there is none in `clients.npz`."""
-    path, *digest = re.split(rf"(?<={re.escape(ENDING)})#", spec.strip(), maxsplit=1, flags=re.IGNORECASE)
+    path, *digest = re.split(r"(?<=\.npz)#|(?<=\.json)#", spec.strip(), maxsplit=1, flags=re.IGNORECASE)
     return path, "".join(digest)
 
 
@@ -408,11 +423,24 @@ def _content(path: str) -> bytes:
         ) from error
 
 
+def _from_json(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` from the lists of a `.json`; raises ValueError for other files."""
+    try:
+        found = json.loads(content)
+        rows = {f"{name}/{i}": row[name] for i, row in enumerate(found["clients"]) for name in row}
+        rows |= {name: found[name] for name in _MORE & found.keys()}
+        # an empty list has no kind of number of its own
+        return {name: np.array(row) if row != [] else np.empty(0, np.int64) for name, row in rows.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError("it is damaged, or holds something else") from error
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def _digest_of_labels(images: Labelled) -> str:
+def label_digest(images: Labelled) -> str:
+    """By which a data set is known again: twelve digits of the SHA-256 of all its labels."""
     labels = np.concatenate([images.train_labels, images.test_labels])
     return _digest(labels.astype("<i8").tobytes())
 
@@ -448,14 +476,18 @@ def _alternate(labels: np.ndarray) -> np.ndarray:
 
 def _fill_empty(counts: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Give clients without an image one of a class they hold, from the holder furthest above its share."""
-    sizes = counts.sum(axis=0)
-    for i in np.flatnonzero(counts.sum(axis=1) == 0) if counts.any() else ():
-        surplus = counts - shares * sizes
-        able = (counts > 0) & (counts.sum(axis=1) > 1)[:, None] & (shares[i] > 0)
+    sizes, held = counts.sum(axis=0), counts.sum(axis=1)
+    for i in np.flatnonzero(held == 0):
+        rich = np.flatnonzero(held > 1)  # of tens of thousands of clients soon a few
+        if not rich.size:
+            break
+        able = (counts[rich] > 0) & (shares[i] > 0)
         if able.any():
-            giver, c = np.unravel_index(np.where(able, surplus, -np.inf).argmax(), counts.shape)
-            counts[giver, c] -= 1
+            surplus = np.where(able, counts[rich] - shares[rich] * sizes, -np.inf)
+            giver, c = np.unravel_index(surplus.argmax(), surplus.shape)
+            counts[rich[giver], c] -= 1
             counts[i, c] += 1
+            held[rich[giver]] -= 1
     return counts
 
 

@@ -1,7 +1,7 @@
 """The recipes of a partition: which share of each class each client gets.
 
 Every recipe answers one question with a *share matrix* [clients, classes].  A column sums to 1, to 0 for a class that
-nobody holds, or to less than 1 where images stay with nobody (`dirichlet_rounded`).  `writers` says it of writers
+no client holds, or to less than 1 where images stay with none (`dirichlet_rounded`).  `writers` says it of writers
 instead of classes, `groups` of groups of classes.  `pfl_lite.data.partition` deals images out by these shares.
 
 Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
@@ -53,8 +53,7 @@ class Partitioner(ABC):
     @classmethod
     def written(cls) -> list[Field[Any]]:
         """The fields that stand between the colons of a spec, in order."""
-        numbers = ("int", "float", "int | None")
-        return [field for field in fields(cls) if getattr(field.type, "__name__", field.type) in numbers]  # type: ignore[arg-type]
+        return [field for field in fields(cls) if _kind(field) is not None]  # type: ignore[arg-type]
 
     @classmethod
     def from_texts(cls, texts: list[str]) -> Self:
@@ -68,9 +67,10 @@ class Partitioner(ABC):
 
     @classmethod
     def _number(cls, field: Field[Any], text: str) -> float:
-        kind, words = (float, "a number") if field.type == "float" else (int, "a whole number")
+        whole = _kind(field) is int
+        words = "a whole number" if whole else "a number"
         try:
-            return kind(text)
+            return int(text) if whole else float(text)
         except ValueError:
             raise InputError(f"'{text}' is not {words} (the partition is written {cls.usage})") from None
 
@@ -104,7 +104,7 @@ class Iid(Partitioner):
     """Clients that are all alike.
 
     Every client gets 1/N of every class, so label distributions differ by rounding only. It is the setting
-    where one global model is hard to beat, and the control of every experiment about personalisation.
+    where one global model is hard to beat, and the control of every experiment about personalization.
     """
 
     usage: ClassVar[str] = "iid"
@@ -202,7 +202,7 @@ class Dirichlet(Partitioner):
 
     Small alpha means few clients a class, large alpha is close to `iid`. As in PFNM's code a client that
     already holds its fair share of all images gets nothing of the following classes, and the draw is repeated
-    until everybody has at least 10 training images. After 100 draws the last one is repaired instead: images
+    until every client has at least 10 training images. After 100 draws the last one is repaired instead: images
     move from the largest clients to those with fewer than 10, so that every alpha and every possible number
     of clients ends.
     """
@@ -238,7 +238,7 @@ class Dirichlet(Partitioner):
         for c, size in enumerate(sizes):
             if size == 0:
                 continue
-            # PFNM draws for everybody, sets the full clients to zero and renormalises. The rest of a
+            # PFNM draws for all clients, sets the full clients to zero and renormalises. The rest of a
             # renormalised Dirichlet vector is a Dirichlet vector: drawing for the open clients alone has the
             # same law and never divides 0 by 0.
             open_clients = np.flatnonzero(held < sizes.sum() / clients)
@@ -254,7 +254,7 @@ class DirichletRounded(Dirichlet):
     """Each class dealt over the clients with rounded Dirichlet proportions, nothing evened out (PFL-MoE's code).
 
     Client after client takes round(class size * p_i) of the images that are left: the last may find fewer, and
-    a few images of a class may stay with nobody. Clients differ more in size than those of `dirichlet`, and
+    a few images of a class may stay with no client. Clients differ more in size than those of `dirichlet`, and
     none is promised ten images.
     """
 
@@ -321,7 +321,7 @@ class Pachinko(Partitioner):
     A client draws q ~ Dir(ALPHA) over the superclasses and, for every superclass, r ~ Dir(BETA) over its classes.
     It then draws its images one by one without replacement: a superclass by q, a class of it by r, an image of
     that class. A class that is used up leaves r, a superclass that is used up leaves q, and the rest is
-    normalised again. One client after the other draws an equal part of all images, give or take one (FedEM's
+    normalized again. One client after the other draws an equal part of all images, give or take one (FedEM's
     code leaves the remainder of the division out). S. Reddi et al. (2021), arXiv:2003.00295.
 
     `coarse` is the superclass 0, 1, ... of every class: CIFAR-100's, unless a data set of one's own has another.
@@ -436,11 +436,11 @@ class Concept(_Grouped):
 
 @dataclass(frozen=True)
 class Writers(Partitioner):
-    """Feature shift: every client gets all images of its writers, who are nobody else's.
+    """Feature shift: every client gets all images of its writers, who are no other client's.
 
     `writers` shares all writers out, as many a client as the others give or take one; `writers:K` draws K writers
     a client, and the images of the other writers stay unused (FedEM on FEMNIST: `writers:1`, as many clients as
-    15 % of the writers). The seed says who gets whom. Everybody holds every class, but it looks different.
+    15 % of the writers). The seed says who gets whom. Every client holds every class, but it looks different.
     Validation images are the same part of every client's training images, spread over its classes; test images
     are by the client's own writers, too. Needs a data set that says who wrote what.
     """
@@ -472,6 +472,12 @@ class Writers(Partitioner):
         shares = np.zeros((clients, len(sizes)))
         shares[_consecutive(len(drawn), clients), drawn] = 1
         return shares
+
+
+def _kind(field: Field[Any]) -> type | None:
+    """Of what kind the number of a field is, given as a type or, under `annotations`, as its text; None for anything else."""
+    words = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    return {"int": int, "float": float, "int | None": int}.get(words)
 
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
@@ -515,7 +521,7 @@ def describe() -> list[tuple[str, str]]:
 def apportion(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Round shares of classes with `sizes` images to counts, both [clients, classes], by largest remainders.
 
-    The counts of a held class sum to its size. Of equal remainders the client that rounding has favoured
+    The counts of a held class sum to its size. Of equal remainders the client that rounding has favored
     least in the classes before is served first, so that the sizes of equal clients stay equal.
     """
     counts = np.zeros(shares.shape, dtype=np.int64)
@@ -575,7 +581,7 @@ def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _among(weights: np.ndarray, able: np.ndarray) -> np.ndarray:
-    """Weights of the able, normalised; where these are all 0 (they were too small for a float) they are equal."""
+    """Weights of the able, normalized; where these are all 0 (they were too small for a float) they are equal."""
     left = weights * able
     left = left if left.any() else able.astype(float)
     return left / left.sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from pfl_lite import schema
 from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain, regular, write_bytes
+from pfl_lite.models import Params
 
 
 def write_checkpoint(path: Path, config: RunConfig, content: dict[str, Any]) -> None:
@@ -27,6 +29,7 @@ def read_checkpoint(
     path: Path,
     config: RunConfig,
     fresh: dict[str, Any],
+    models: Iterable[Callable[[], Params]],
     trained_by: RunConfig | None,
 ) -> dict[str, Any]:
     """What a checkpoint holds, held against what a run has before its first round.
@@ -35,6 +38,7 @@ def read_checkpoint(
         path: the file.
         config: the run that goes on from it.
         fresh: the same content of that run before its first round.
+        models: what fine-tuned models may be like, of that run too; a gate's have tensors that others lack.
         trained_by: the run that it belongs to, if that is another one whose training is the same.
 
     Raises:
@@ -60,7 +64,11 @@ def read_checkpoint(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
             "name another checkpoint, or delete this one"
         )
-    if fault := _fault(content, fresh, config, trained_by is not None):
+    try:
+        fault = _fault(content, fresh, models, config, trained_by is not None)
+    except RecursionError:
+        fault = "it is nested too deep"
+    if fault:
         raise unreadable(path, fault)
     if content["round"] > config.rounds:
         raise InputError(
@@ -79,6 +87,7 @@ def unreadable(path: Path, fault: str = "") -> InputError:
 def _fault(
     content: dict[str, Any],
     fresh: dict[str, Any],
+    models: Iterable[Callable[[], Params]],
     config: RunConfig,
     heir: bool,
 ) -> str | None:
@@ -92,26 +101,16 @@ def _fault(
             there = {key: there.get(key) for key in here}
         if there != here:
             return f"its {name} is not made of this run's tensors"
-    tuned, clients = content["tuned"], len(fresh["history"]["train_sizes"])
-    kinds = {one.dtype for one in (*fresh["server"].values(), *fresh["clients"].values())}
-    if tuned is not None and not (
-        isinstance(tuned, dict) and all(_each(one, clients, kinds) for one in tuned.values())
-    ):
-        return "its tuned models are not one per client"
+    tuned, kind = None if heir else content["tuned"], _kind(content["tuned"])
+    if tuned is not None and not (config.ft_epochs and any(kind == _kind(model()) for model in models)):
+        return "its tuned models are not those of this run's clients"
     sizes = ("train_sizes", "val_sizes", "test_sizes", "unseen")
     same = {name: schema.equal(fresh["history"][name]) for name in sizes}
     history = schema.fields(
         {"rounds": schema.rounds, "watch": schema.fields(rest=lambda _: schema.fields())} | same
     )
-    clock = content["clock"]
-    number, counted = schema.number(), schema.size
-    if (
-        not isinstance(clock, list)
-        or len(clock) != 3
-        or number(clock[0])
-        or number(clock[1])
-        or counted(clock[2])
-    ):
+    clock, hands = content["clock"], (schema.number(), schema.number(), schema.size)
+    if not isinstance(clock, list) or len(clock) != 3 or any(map(lambda rule, at: rule(at), hands, clock)):
         return "its clock has stopped"
     if fault := schema.count(content["round"]) or history(plain(content["history"])):
         return f"its history{fault}"
@@ -119,11 +118,6 @@ def _fault(
     if played != list(range(content["round"] + 1)) and (played or content["round"]):
         return "its history is of other rounds"
     return None
-
-
-def _each(value: Any, clients: int, kinds: set[torch.dtype]) -> bool:
-    """Whether it is a tensor with a row per client, of one of some kinds."""
-    return isinstance(value, torch.Tensor) and value.shape[:1] == (clients,) and value.dtype in kinds
 
 
 def _kind(value: Any, grows: bool = False) -> Any:

@@ -188,6 +188,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def check_workers(workers: int) -> None:
+    """Raise an InputError for a number of processes that no machine is asked for."""
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
+
+
 def over_processes(
     workers: int, config: RunConfig, federation: Federation | None = None
 ) -> Callable[..., Mapping] | None:
@@ -197,8 +203,7 @@ def over_processes(
         InputError: so many processes cannot share out the clients of a round.
     """
     config = config.resolved(None if federation is None else federation.size)
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
+    check_workers(workers)
     if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
         raise InputError(
             f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"

@@ -31,39 +31,21 @@ MAPPINGS: dict[str, type[Mapping]] = {"loop": Loop, "vmap": Vmap}
 """How the clients of a round are done, by the name of the engine."""
 
 
-class Rounds:
-    """A federation in training, a round at a time, with nothing scored and nothing recorded; arguments as of `Simulation`."""
+class Part:
+    """What a run is before anything is trained: method, network, start, and who is drawn for a round.
+
+    Of the federation it takes the shape of the images alone: a server needs no client's images for it, and a client's machine
+    only its own.
+    """
 
     def __init__(
         self,
         config: RunConfig,
-        federation: Federation | None = None,
+        federation: Federation,
         *,
         mapping: Callable[..., Mapping] | None = None,
     ) -> None:
-        if federation is not None and config.device == "auto":
-            config = replace(config, device=federation.images.device.type)
-        config = self.config = config.resolved(None if federation is None else federation.size)
-        self.method: Method = config.method
-        advice = self.method.advise(config)  # was given where the configuration was made
-        if federation is None:
-            federation = make_federation(
-                config.data,
-                config.partition,
-                config.clients,
-                config.seed,
-                val_fraction=config.val_fraction,
-                split=config.split,
-                size=NETWORKS[config.model].size,
-                dtype=DTYPES[config.dtype],
-                device=config.device,
-            )
-        check_fits(federation, config)
-        if config.whole_test:
-            check_whole_test(federation, config)
-        if (remark := self.method.advise(config, federation.train_sizes)) not in (None, advice):
-            warnings.warn(str(remark), stacklevel=2)
-        self.federation = federation
+        self.config, self.federation, self.method = config, federation, config.method
         self.network: Network = make_network(
             config.model,
             federation.channels,
@@ -90,17 +72,6 @@ class Rounds:
         self.everyone = torch.arange(config.clients, device=config.device)
         self.unseen = held_out_clients(config)
         self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
-        self.sampled = torch.zeros(config.clients, dtype=torch.bool, device=config.device)  # ever
-        self.round, self.training_seconds = 0, 0.0
-        self.tuning_is_next_round = (
-            self.tuning == self.settings
-            and config.ft_mode == "own_update"
-            and type(self.method).fine_tune is Method.fine_tune
-            and self.method.finetune == "own_update"
-            and not isinstance(self.method, Sequential)
-            and len(self.sample(1)) == config.clients
-        )
-        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
 
     def sample(self, number: int) -> Tensor:
         """Sorted ids of the clients that take part in round `number`: S = max(1, round(C N)), uniform without replacement.
@@ -112,6 +83,51 @@ class Rounds:
             len(self.members), count, replace=False
         )
         return self.members[torch.from_numpy(drawn).to(self.config.device)].sort().values
+
+
+class Rounds(Part):
+    """A federation in training, a round at a time, with nothing scored and nothing recorded; arguments as of `Simulation`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        federation: Federation | None = None,
+        *,
+        mapping: Callable[..., Mapping] | None = None,
+    ) -> None:
+        if federation is not None and config.device == "auto":
+            config = replace(config, device=federation.images.device.type)
+        config = config.resolved(None if federation is None else federation.size)
+        advice = config.method.advise(config)  # was given where the configuration was made
+        if federation is None:
+            federation = make_federation(
+                config.data,
+                config.partition,
+                config.clients,
+                config.seed,
+                val_fraction=config.val_fraction,
+                split=config.split,
+                size=NETWORKS[config.model].size,
+                dtype=DTYPES[config.dtype],
+                device=config.device,
+            )
+        check_fits(federation, config)
+        if config.whole_test:
+            check_whole_test(federation, config)
+        if (remark := config.method.advise(config, federation.train_sizes)) not in (None, advice):
+            warnings.warn(str(remark), stacklevel=2)
+        super().__init__(config, federation, mapping=mapping)
+        self.sampled = torch.zeros(config.clients, dtype=torch.bool, device=config.device)  # ever
+        self.round, self.training_seconds = 0, 0.0
+        self.tuning_is_next_round = (
+            self.tuning == self.settings
+            and config.ft_mode == "own_update"
+            and type(self.method).fine_tune is Method.fine_tune
+            and self.method.finetune == "own_update"
+            and not isinstance(self.method, Sequential)
+            and len(self.sample(1)) == config.clients
+        )
+        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
 
     def local_work(self, number: int, ids: Tensor) -> tuple[tuple[Params, ...], tuple[int, int]]:
         """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
@@ -194,17 +210,18 @@ class Rounds:
         given = {name: value for name, value in own.items() if value is not None}
         return replace(self.settings, epochs=self.config.ft_epochs, **given)
 
-    def tuned_models(self, factor: float = 1.0) -> Params:
+    def tuned_models(self, factor: float = 1.0, *, epochs: int | None = None) -> Params:
         """All clients' models after `ft_epochs` of fine-tuning from where training stands, stacked [N, ...].
 
-        `factor` multiplies fine-tuning's learning rate; with 0 the models stay as they are.
+        `factor` multiplies fine-tuning's learning rate; with 0 the models stay as they are. `epochs` replaces `ft_epochs`.
 
         Fine-tuning after round t visits the mini-batches of round t + 1. With every client taking part, the same settings
         and the method's own update, it is the local work of the next round, which is then done only once.
         """
         if factor == 0:
             return self.personal_models()
-        if self.tuning_is_next_round and factor == 1:
+        settings = self.tuning if epochs is None else replace(self.tuning, epochs=epochs)
+        if self.tuning_is_next_round and factor == 1 and settings == self.tuning:
             self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
             return self._ahead[1][2]
         method, config = self.method, self.config
@@ -220,7 +237,7 @@ class Rounds:
             self.newcomer_states(),
             self.everyone,
             self.round + 1,
-            replace(self.tuning, lr=factor * self.tuning.lr),
+            replace(settings, lr=factor * settings.lr),
         )[0]
         self.map.driver.settle()  # the clock stops when the work is done, not when it is ordered
         self.training_seconds += time.perf_counter() - started

@@ -253,12 +253,13 @@ class Simulation(Rounds):
         Raises:
             InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
-        content = read_checkpoint(path, self.config, self._content(), trained_by)
+        models = (self.personal_models, lambda: self.tuned_models(epochs=0))
+        content = read_checkpoint(path, self.config, self._content(), models, trained_by)
         untrained = self.clients
         self._take(content)
         if trained_by is None:
             return
-        self.clients = untrained
+        self.clients, self._tuned = untrained, None
         if self.done:
             started, entry = time.perf_counter(), self.history.rounds.pop()
             self._record({name: entry[name] for name in ROUND_KEYS if name in entry})
@@ -292,6 +293,7 @@ class Simulation(Rounds):
             "images_trained": self.map.images_trained,
             "images_per_second": round(self.map.images_trained / max(self.training_seconds, 1e-9), 1),
             "data_card": asdict(self.federation.card),
+            "majority": self.federation.majority().round(4),
             "device": self.trained_on,
             "threads": threads(),  # on which the last bits depend
             "versions": versions(),

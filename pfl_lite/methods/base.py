@@ -434,8 +434,8 @@ def floats_in(message: Params) -> int:
 
 
 def stack(client: Params, clients: int) -> Params:
-    """Give every one of N clients the same initial state: [...] -> [N, ...]."""
-    return {name: tensor.expand(clients, *tensor.shape).clone() for name, tensor in client.items()}
+    """Give every one of N clients the same initial state: [...] -> [N, ...], N times the same memory (nothing writes into it)."""
+    return {name: tensor.expand(clients, *tensor.shape) for name, tensor in client.items()}
 
 
 def pack(prefix: str, params: Mapping[str, Tensor]) -> Params:

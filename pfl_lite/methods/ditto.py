@@ -19,7 +19,7 @@ class Ditto(FedAvg, Newcomers):
     """
 
     name: ClassVar[str] = "ditto"
-    about: ClassVar[str] = "FedAvg, and for each client a second model pulled towards it"
+    about: ClassVar[str] = "FedAvg, and for each client a second model pulled toward it"
     traits: ClassVar[Traits] = Traits()
     finetune: ClassVar[str] = "plain_sgd"
 

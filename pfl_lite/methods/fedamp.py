@@ -34,12 +34,12 @@ class FedAMP(Method):
     """
 
     name: ClassVar[str] = "fedamp"
-    about: ClassVar[str] = "each client is pulled towards a mix of the models most like its own"
+    about: ClassVar[str] = "each client is pulled toward a mix of the models most like its own"
     tracked: ClassVar[tuple[str, ...]] = ("attention",)
     finetune: ClassVar[str] = "plain_sgd"
 
     lam: float = number(1.0, least=0)
-    """Strength of the pull towards u_i."""
+    """Strength of the pull toward u_i."""
     sigma: float = number(0.0, least=0)
     """Width of the attention, a squared distance; 0: a quantile of the pairs' after the first round, fixed from then on."""
     quantile: float = number(0.5, least=0, most=1)

@@ -19,7 +19,7 @@ class FedProx(FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
-    about: ClassVar[str] = "FedAvg whose clients are pulled towards the global model"
+    about: ClassVar[str] = "FedAvg whose clients are pulled toward the global model"
     finetune: ClassVar[str] = "plain_sgd"  # without the proximal term: the model is meant to leave theta
 
     mu: float = number(0.1, least=0)

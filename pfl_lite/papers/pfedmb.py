@@ -115,7 +115,7 @@ def table1_deviations(rounds: int, chosen: str, tuned: str) -> tuple[str, ...]:
         f"{NEXT}.",
         "How alpha stays on the simplex is not stated: softmax of logits that start at 0.",
         tuned,
-        "Normalisation is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
+        "Normalization is not stated: per-channel mean and standard deviation of CIFAR-10, no augmentation.",
         "Participation is not stated for this table: all ten clients train in every round.",
         "Local trains as many epochs as FedAvg's clients (rounds x E) instead of until convergence.",
         "pFedMB's clients train 2 E epochs a round (E on alpha, E on W), as in the paper: twice the others' local work.",
@@ -282,7 +282,7 @@ def table2_deviations(
         "Two classes a client: every class has as many holders as any other. Dirichlet: a client that has its share of the "
         "images gets no more, as in PFNM's code, and each has at least ten.",
         tuned,
-        "Normalisation is not stated: per-channel mean and standard deviation, no augmentation.",
+        "Normalization is not stated: per-channel mean and standard deviation, no augmentation.",
         "Local's clients train when they are sampled, as many epochs as FedAvg's, instead of until convergence.",
     )
     return tuple(filter(None, said))
@@ -585,7 +585,7 @@ def traffic(runs: Runs) -> ClaimResult:
     "B14",
     "pfedmb-table1",
     ("fedavg", "pfedmb"),
-    "Fine-tuning adds more to FedAvg than to pFedMB (our addition: personalisation apart from fine-tuning)",
+    "Fine-tuning adds more to FedAvg than to pFedMB (our addition: personalization apart from fine-tuning)",
 )
 def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
     """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over clients and seeds."""

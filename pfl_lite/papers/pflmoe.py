@@ -71,18 +71,18 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "CIFAR-10: training images are cropped and mirrored, as in the code; the paper does not say so."
         if augmented
         else "Fashion-MNIST: no augmentation; the code crops and mirrors training images, which the paper does not say.",
-        "Personalised is the model of the last round, instead of the one that did best on the test images.",
+        "Personalized is the model of the last round, instead of the one that did best on the test images.",
         "FedAvg weighs clients by their images, as McMahan et al. do; the code does not.",
         "Each client is cut into three quarters for its expert and one quarter for its gate, as in the code; PFL-FB's "
         "printed numbers come from three quarters too, so that the row on all images is our own addition.",
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
         "gate reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same "
         "numbers stand beside both.",
-        "CIFAR-10 is normalised by its own mean and standard deviation."
+        "CIFAR-10 is normalized by its own mean and standard deviation."
         if augmented
-        else "Fashion-MNIST is normalised by the mean and standard deviation of MNIST, as in the code; the paper is silent.",
+        else "Fashion-MNIST is normalized by the mean and standard deviation of MNIST, as in the code; the paper is silent.",
         "FedAvg's local test is a plain mean over clients, as in every row; the paper prints the number of the global test.",
-        "Personalisation: momentum, weight decay and mini-batches of 64 are those of Local, whose SGD the paper names for it; "
+        "Personalization: momentum, weight decay and mini-batches of 64 are those of Local, whose SGD the paper names for it; "
         "its rate stays constant, and is not divided by ten every 100 epochs.",
         "The paper is silent about the random draw of the clients (our own seeds) and whether a gate mixes probabilities or "
         "logits (logits, as in the code).",
@@ -102,7 +102,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         arms=arms,
         measures={"local_test": "local test", "global_test": "global test"},
         deviations=(
-            "Rounds: 100 instead of 1,000; personalisation: 50 epochs of experts and gates instead of 200; one seed.",
+            "Rounds: 100 instead of 1,000; personalization: 50 epochs of experts and gates instead of 200; one seed.",
             "Local: 100 epochs of SGD (rate 0.01, momentum 0.9, weight decay 5e-4, mini-batches of 64) instead of 300 of SGD at "
             "0.1, divided by ten every 100 epochs, or of Adam, whichever came out better.",
             *said,
@@ -117,7 +117,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
             "rounds": 1000,
             "arms": tuple(map(as_long_as_the_paper, arms)),
             "deviations": (
-                "The paper's rounds (1,000) and epochs of personalisation (200); it does not say how many seeds: one here.",
+                "The paper's rounds (1,000) and epochs of personalization (200); it does not say how many seeds: one here.",
                 "Local: 300 epochs of SGD at a constant rate of 0.01 (momentum 0.9, weight decay 5e-4, mini-batches of 64) "
                 "instead of at 0.1, divided by ten every 100 epochs, or of Adam, whichever came out better.",
                 *said,
@@ -127,7 +127,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
 
 
 def as_long_as_the_paper(arm: Arm) -> Arm:
-    """An arm with the paper's 200 epochs of personalisation, Local with its 300 epochs of training."""
+    """An arm with the paper's 200 epochs of personalization, Local with its 300 epochs of training."""
     if arm.key == "local":
         return replace(arm, rounds=300)
     return replace(arm, settings=arm.settings | ({"ft_epochs": 200} if "ft_epochs" in arm.settings else {}))

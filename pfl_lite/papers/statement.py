@@ -180,11 +180,15 @@ GUESSING = 1.5
 
 
 def is_guessing(run: Run) -> bool:
-    """Whether a run's clients do no better in the mean than by guessing, before any fine-tuning and after."""
+    """Whether a run's clients do no better in the mean than by guessing, or than by naming the class of which they have most.
+
+    Looked at are accuracies before any fine-tuning and after.
+    """
     parts = [run["final"], run.get("final_before_ft") or run["final"]]
     best = max(float(np.nanmean(np.array(part["test_accuracy"], dtype=float))) for part in parts)
     classes = len(run.get("data_card", {}).get("classes", ())) or np.inf
-    return best < GUESSING / classes
+    named = np.array(run.get("majority") or [0.0], dtype=float)  # runs of before 2026-11-24 need not have it
+    return best < max(GUESSING / classes, float(np.nanmean(named)))
 
 
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor

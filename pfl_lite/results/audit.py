@@ -42,7 +42,7 @@ def check(ledger: Ledger) -> Findings:
     Faults are files that break their schema or were set aside, two files with one run, results (and attempts that diverged) that
     were trained otherwise than the protocol says or whose settings no whole search chose, and a ledger too large to keep. Such a
     result still counts in tables until it is moved away. Notes are
-    experiments that nobody knows, and cells that are empty.
+    experiments that are not known, and cells that are empty.
     """
     found = Findings()
     runs: list[tuple[str, Run]] = []

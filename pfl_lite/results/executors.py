@@ -24,6 +24,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.results.plan import Key, Task, title
 
 CONNECT_SECONDS = 5.0
+PATIENCE_SECONDS = 5.0  # with a process that has been asked to end
 
 Report = dict[str, Any] | None
 
@@ -162,12 +163,16 @@ class ProcessExecutor:
             self.free.pop()
         worker = self.free.pop() if self.free else Worker()
         self.busy.add(worker)
+        lives = True
         try:
-            report = None if self.stopped else worker.train(task, checkpoint, self.heard)
+            return None if self.stopped else worker.train(task, checkpoint, self.heard)
+        except WorkerDied:
+            lives = False
+            raise
         finally:
             self.busy.discard(worker)
-        self.free.append(worker)
-        return report
+            if lives:  # also after an error of the run's own, or its process would be killed and not ended
+                self.free.append(worker)
 
     def result(self, future: Future[Report]) -> Report:
         """What a finished run came to."""
@@ -191,10 +196,12 @@ class ProcessExecutor:
         self.pool.shutdown()
         for worker in self.free:
             worker.stop()
+        for worker in self.free:
+            worker.process.join(PATIENCE_SECONDS)
 
 
 def tell_cluster(topic: str, key: Key, at: int) -> bool:
-    """On a worker of a cluster: say which round a run has reached; whether nobody waits for it any more."""
+    """On a worker of a cluster: say which round a run has reached; whether it is still waited for."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -294,7 +301,7 @@ class DaskExecutor:
             return future.result()
         except KilledWorker as error:
             raise WorkerDied from error
-        except CancelledError as error:  # nobody here cancels a run and then asks for its result
+        except CancelledError as error:  # no line here cancels a run and then asks for its result
             raise self.lost() from error
 
     def lost(self) -> InputError:
@@ -314,7 +321,7 @@ class DaskExecutor:
             yield key, at
 
     def stop(self) -> None:
-        """Nothing: a run that is cancelled stops before its next round."""
+        """Nothing: a run that is canceled stops before its next round."""
 
     def close(self) -> None:
         """Leave the cluster as it was found, without the runs in hand."""

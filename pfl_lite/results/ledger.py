@@ -44,17 +44,17 @@ _RUN: dict[str, schema.Rule] = {
     "rounds": schema.rounds,
 }
 _MADE: dict[str, schema.Rule] = {
-    "final": schema.either(_FINAL, schema.equal(None)),
-    "final_before_ft": schema.either(_BEFORE, schema.equal(None)),
+    "final": schema.nullable(_FINAL),
+    "final_before_ft": schema.nullable(_BEFORE),
     "seconds": schema.number(),
     "parameters": schema.size,
     "images_trained": schema.size,
     "images_per_second": schema.number(),
+    "majority": schema.each(schema.share),
     "watch": schema.fields(rest=lambda _: schema.fields()),
     "versions": schema.fields(rest=lambda _: schema.text),
     "device": schema.text,
     "threads": schema.count,
-    "code": schema.either(schema.text, schema.fields()),
 }
 _TRIED = schema.fields(
     {"settings": schema.fields(rest=lambda _: schema.scalar), "validation_accuracy": schema.number(0, 1)},
@@ -72,9 +72,7 @@ KINDS: dict[str, schema.Rule] = {
         }
     ),
 }
-WATCH_DIGITS = (
-    4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits nobody reads
-)
+WATCH_DIGITS = 4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits that are never read
 FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
 
 
@@ -142,7 +140,7 @@ class Ledger:
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder} cannot be read or written: it is not a folder")
         self._read: dict[Path, tuple[object, Run | None]] = {}
-        self._named: set[Path] = set()  # damaged files that somebody has been told of
+        self._named: set[Path] = set()  # damaged files that a warning has named
 
     def path(self, experiment: str, arm: str, seed: int | None, attempt: int | None = None) -> Path:
         """The file of a run, of an `attempt` at it that diverged (from 1 on), or of the arm's search if `seed` is None.
@@ -158,10 +156,10 @@ class Ledger:
 
     @contextmanager
     def reserved(self, experiment: str) -> Iterator[None]:
-        """Let nobody else train for an experiment of this ledger until the block, or this process, ends.
+        """Keep others from training for an experiment of this ledger until the block, or this process, ends.
 
         Raises:
-            InputError: somebody does already, or the folder cannot be written.
+            InputError: another process does already, or the folder cannot be written.
         """
         path = self.folder / f".{experiment}.lock"
         lock = FileLock(path)
@@ -178,7 +176,7 @@ class Ledger:
             yield
         finally:
             with suppress(OSError):
-                path.unlink()  # while it is locked: whoever opened it meanwhile sees that it is gone, and tries again
+                path.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
             lock.release()
 
     def _path_of(self, entry: Run) -> Path:
@@ -221,7 +219,7 @@ class Ledger:
 
     def _set_aside(self, path: Path) -> None:
         """Move a damaged file out of the way of the entry that is to be written in its place."""
-        if self.examine(path)[1] is None:
+        if self._load(path) is not None or not os.path.lexists(path):
             return
         aside, number = path.with_name(f"{path.name}.damaged"), 1
         while aside.exists():

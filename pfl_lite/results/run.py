@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from pfl_lite.data.images import load
 from pfl_lite.engine.history import diverged_in
+from pfl_lite.engine.processes import check_workers
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
 from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, WorkerDied
@@ -73,9 +74,11 @@ def reproduce(
             same experiment and ledger, and where no scheduler answers. In the middle, where the scheduler is lost; at the end,
             where the workers of a run died again and again.
     """
-    for what, value in (("workers", workers), ("rounds", rounds), ("budget", budget)):
+    for what, value in (("rounds", rounds), ("budget", budget)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
+    if workers is not None:
+        check_workers(workers)
     deadline = float("inf") if budget is None else time.monotonic() + budget
     plans = plans_of(name, budget_name, methods, seeds, rounds, device, tf32, ledger or Ledger())
     done = Swept([], 0, False)
@@ -122,7 +125,7 @@ def plans_of(
 
 
 def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: float) -> Swept:
-    """Train one experiment's tasks, while nobody else trains for it."""
+    """Train one experiment's tasks, while no other process trains for it."""
     with plan.ledger.reserved(plan.experiment.name):
         pending = list(plan.tasks())
         if not pending:
@@ -155,7 +158,7 @@ def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Ar
 def run_tasks(
     plan: Plan, pending: list[Task], executor: ProcessExecutor | DaskExecutor, deadline: float
 ) -> Swept:
-    """Hand out tasks, wait for them and enter them, until nothing is left or nobody may go on."""
+    """Hand out tasks, wait for them and enter them, until nothing is left or none may go on."""
     interrupted, results = False, 0
     written: list[Path] = []
     running: dict[Future[Report], Task] = {}
@@ -272,7 +275,7 @@ def record(plan: Plan, task: Task, report: dict[str, Any]) -> Path:
 
 
 def clear(plan: Plan, task: Task) -> None:
-    """Drop the checkpoint of a finished task, and of the run whose training it took over, once nobody else waits for it."""
+    """Drop the checkpoint of a finished task, and of the run whose training it took over, once no other task waits for it."""
     if task.candidate is not None:
         plan.checkpoint(*task.key).unlink(missing_ok=True)
         return

@@ -22,8 +22,12 @@ from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_MORE_STYLES = {"alpha": ("table",), "comparison": ("table", "comparison_explorer")}
-_MORE_SCRIPTS = {"comparison": ("comparison",)}
+_MORE_STYLES = {
+    "alpha": ("table", "playing"),
+    "comparison": ("table", "comparison_explorer"),
+    "routing": ("playing",),
+}
+_MORE_SCRIPTS = {"alpha": ("playing",), "comparison": ("comparison",), "routing": ("playing",)}
 _VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
 _LINES = 8  # of so many methods the page draws the curves before a reader chooses
 
@@ -79,7 +83,7 @@ def routing(blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, gro
             # Three digits, whatever the size: a logit keeps its sign, and so its bit.
             "logits": [[[float(f"{each:.3g}") for each in own] for own in moment] for moment in values],
             "measures": [
-                ("blocks sent", f"a client, of {sum(blocks[1:])}"),
+                ("blocks sent", f"per client, of {sum(blocks[1:])}"),
                 ("equal decisions", "two clients of one group"),
                 ("equal decisions", "two clients of different groups"),
             ],
@@ -173,7 +177,8 @@ def alpha(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequen
             ("distance, one group", "mean over two clients of the same group"),
             ("branches in use", f"by a client, of {shape[3]}: e to the entropy of its weights"),
         ],
-        "about": "One row a client, sorted by group; one column a branch; a bar is the client's weight of the branch, 0 to 1.",
+        "about": "One row per client, sorted by group; one column per branch; "
+        "a bar is the client's weight of the branch, 0 to 1.",
     })  # fmt: skip
 
 

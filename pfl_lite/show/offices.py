@@ -1,4 +1,4 @@
-"""The eight postal sorting offices of the book's story: their names, and the colour that each of them keeps everywhere."""
+"""The eight postal sorting offices of the book's story: their names, and the color that each of them keeps everywhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Office:
     colour: str
     """On a light ground; from the palette of `pfl_lite.show.plots`, far from the other seven also for color-blind readers."""
     dark: str
-    """The same colour for lines on a dark ground."""
+    """The same color for lines on a dark ground."""
 
     @property
     def letter(self) -> str:
-        """The first letter of the name, which stands beside the colour wherever the name has no room."""
+        """The first letter of the name, which stands beside the color wherever the name has no room."""
         return self.name[0]
 
 

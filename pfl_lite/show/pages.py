@@ -1,4 +1,4 @@
-"""What the chapters of reproduced tables show, from the ledger: protocols, clients, tables coloured by gap, verdicts, costs."""
+"""What the chapters of reproduced tables show, from the ledger: protocols, clients, tables colored by gap, verdicts, costs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def facts(*names: str) -> Styler:
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A frame to be coloured, without an id at every cell, which makes a chapter smaller."""
+    """A frame to be colored, without an id at every cell, which makes a chapter smaller."""
     return Styler(frame, cell_ids=False)
 
 
@@ -176,14 +176,14 @@ def class_counts(name: str, seed: int = 0) -> np.ndarray:
 
 
 def shade(gap: object) -> str:
-    """The colour of a gap in points: the further from the paper, the darker; vermilion below it, blue above."""
+    """The color of a gap in points: the further from the paper, the darker; vermilion below it, blue above."""
     if not isinstance(gap, int | float) or np.isnan(gap):
         return ""
     return f"background-color: rgba({ABOVE if gap > 0 else BELOW},{min(abs(gap) / FULL_AT, 1) * DARKEST:.2f})"
 
 
 def shaded(frame: pd.DataFrame) -> Styler:
-    """A table *paper | ours* coloured by its gaps; the column of reasons is left to `reasons`."""
+    """A table *paper | ours* colored by its gaps; the column of reasons is left to `reasons`."""
     shown = styled(frame.drop(columns="Reason")).hide(axis="index")
     numbers: dict[Any, Any] = {
         "Paper (%)": "{:.2f}",
@@ -207,7 +207,7 @@ def reasons(frame: pd.DataFrame) -> Markdown:
 
 
 def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) -> Styler:
-    """Several tables with the same methods as one: for each experiment the paper's number and ours, coloured by gap.
+    """Several tables with the same methods as one: for each experiment the paper's number and ours, colored by gap.
 
     Experiments and rows without any run are left out (`not_run` names them). A cell without a run is a dash, one whose last
     candidate diverged says so; one with fewer seeds or rounds than planned has a star. A column is called what tells its
@@ -300,7 +300,7 @@ def _cell(mean: float, sd: float, few: bool) -> str:
 
 
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
-    """Claims with verdict, statistic and interval, the verdict coloured; three columns, so that a narrow page shows them."""
+    """Claims with verdict, statistic and interval, the verdict colored; three columns, so that a narrow page shows them."""
     frame = claims_frame(results)
     evidence = [(_statistic(one), one.note) for one in results]
     shown = pd.DataFrame(

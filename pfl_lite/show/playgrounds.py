@@ -19,7 +19,7 @@ PLAYGROUNDS: dict[str, str] = {
     "difference": "Which difference have I got?",
 }
 """Every playground and its title."""
-_CORE = ("explorer", "play_core", "play_offices", "play_frame")
+_CORE = ("explorer", "playing", "play_models", "play_core", "play_offices", "play_frame")
 _NEEDS_DIGITS = ("federation", "difference")
 PER_CLASS = 100  # images of each digit in a page
 

@@ -1,5 +1,5 @@
 """Figures in one style: who holds what, accuracy per round and per client, routes through a pool of blocks; a method has one
-colour everywhere.
+color everywhere.
 
 Every function returns a closed `Figure`: a notebook shows it once when it is a cell's last expression, and
 `figure.savefig(...)` works as ever.
@@ -127,7 +127,7 @@ def sharp(figure: Figure) -> tuple[bytes, dict[str, int]]:
 
 
 def _png(figure: Figure, colours: int, dots: int, **how: Any) -> tuple[bytes, int]:
-    """A figure as a PNG of few colours, which are enough for a drawing and half as large, and its width on a page in pixels."""
+    """A figure as a PNG of few colors, which are enough for a drawing and half as large, and its width on a page in pixels."""
     drawn, small = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png", dpi=dots * figure.dpi, **how)
     picture = Image.open(drawn).convert("RGB").quantize(colours)
@@ -136,7 +136,7 @@ def _png(figure: Figure, colours: int, dots: int, **how: Any) -> tuple[bytes, in
 
 
 def colour(method: str, otherwise: str = "") -> str:
-    """The colour of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); of the method `otherwise` for an arm
+    """The color of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); of the method `otherwise` for an arm
     with another name (`b5`); black for anything else.
     """
     known = (METHOD_COLOURS.get(_method_of(name)) for name in (method, otherwise))
@@ -144,7 +144,7 @@ def colour(method: str, otherwise: str = "") -> str:
 
 
 def group_colour(group: int) -> str:
-    """The colour of a group of clients; after six groups the colours come again."""
+    """The color of a group of clients; after six groups the colors come again."""
     return _GROUP_COLOURS[group % len(_GROUP_COLOURS)]
 
 
@@ -303,10 +303,10 @@ def plot_routes(
     groups: Sequence[int] | None = None,
     titles: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw the network that every client assembles from one pool of blocks (FedMN), coloured by its group.
+    """Draw the network that every client assembles from one pool of blocks (FedMN), colored by its group.
 
     `blocks` are those of each layer, encoders first; `bits` are the decisions [clients, decisions], 0 or 1, in the order of
-    `pfl_lite.models.modular`. A wire is coloured if its bit is on and both its ends are in use. One or two clients are drawn
+    `pfl_lite.models.modular`. A wire is colored if its bit is on and both its ends are in use. One or two clients are drawn
     large, with layer and number in every block, and more of them small, above a key. Raises InputError for other shapes.
     """
     on = torch.as_tensor(np.asarray(bits, dtype=float))
@@ -423,7 +423,7 @@ def animate(
         frames: names that stand beside the slider (`round 3`) and values; a sequence of numbers means rounds.
         alt: what the animation shows, in words.
         seconds: how long a frame stays.
-        colours: of each picture; few make it small.
+        colors: of each picture; few make it small.
         dots: drawn for each dot of the page, both ways; 1 makes it smaller still, and less sharp.
 
     Raises:

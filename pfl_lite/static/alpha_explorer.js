@@ -61,12 +61,12 @@
 
   function build(root, part, record) {
     const options = record.layers.map((name, i) => `<option value="${i}">${safe(name)}</option>`).join("");
-    root.innerHTML = '<form><label><span>round <output></output></span><input type="range" name="at" min="0" ' +
-      `max="${record.rounds.length - 1}" value="${record.rounds.length - 1}"></label>` +
+    root.innerHTML = `<form>${pflPlaying.slider(record.rounds)}` +
       `<label data-row="layer"><span>layer</span><select name="layer">${options}</select></label></form>` +
       '<table></table><p class="spoken" role="status"></p><p class="about"></p><div class="picture"></div>';
     part('[data-row="layer"]').hidden = record.layers.length < 2;
     part(".about").textContent = record.about;
+    pflPlaying.start(part);
     return (width) => {
       const at = Number(part('[name="at"]').value);
       part("output").textContent = record.rounds[at];

@@ -21,13 +21,16 @@
       <p class="about"></p><ul class="mail"></ul>
       <div class="buttons"><button type="button" class="main" name="play"></button><button type="button" name="round">One round</button>
       <button type="button" name="again">Start again</button><button type="button" name="deal">Other mail</button></div>
-      <p class="spoken" role="status"></p><div class="scroll" tabindex="0" role="region" aria-label="Accuracy by office"><table><thead></thead><tbody></tbody></table></div>
-      <svg role="img"></svg></form><p class="note">A network of ${P.toLocaleString("en")} numbers, 40 training images per office unless amounts differ, 50 test images.
+      <p class="spoken" role="status"></p>
+      <div class="scroll" tabindex="0" role="region" aria-label="Accuracy by office"><table>
+      <thead></thead><tbody></tbody></table></div><svg role="img"></svg></form><p class="note">A network of
+      ${P.toLocaleString("en")} numbers, 40 training images per office unless amounts differ, 50 test images.
       The star marks the highest mean. Traffic: numbers that one office has received and sent so far. Nothing leaves this page.</p>`;
     part("[name=kind]").value = "label";
     const value = (name) => Number(part(`[name="${name}"]`).value);
     let [seed, round, dealt, train, test, states, curves] = [1, 0, [], [], [], {}, {}];
-    const settings = () => ({ lr: 0.5, steps: value("steps"), tuning: 10, cut: HIDDEN * (PIXELS + 1), lam: 0.3, clusters: 2, branches: 3, alpha_lr: 1 });
+    const settings = () => ({ lr: 0.5, steps: value("steps"), tuning: 10, cut: HIDDEN * (PIXELS + 1), lam: 0.3, clusters: 2,
+      branches: 3, alpha_lr: 1 });
 
     function scored(name) {
       return METHODS[name].personal(states[name], train, settings()).map((model, i) => test[i].accuracy(model));
@@ -70,10 +73,14 @@
       const top = Math.max(...now.map(({ accuracy }) => percent(mean(accuracy))));
       part("thead").innerHTML = `<tr><th scope="col" style="text-align:left">round ${round}</th><th scope="col">mean</th>` +
         offices.map((office) => `<th scope="col">${dot(office)}</th>`).join("") + "</tr>";
-      part("tbody").innerHTML = now.map(({ name, accuracy, traffic }) => `<tr><th scope="row">${NAMES[name]}${round && percent(mean(accuracy)) === top ? " <span title='highest mean'>★</span>" : ""}<small>${
-        traffic ? `${(traffic / 1000).toFixed(0)} thousand` : "no traffic"}</small></th><td class="mean">${percent(mean(accuracy))}</td>` +
-        accuracy.map((share, i) => `<td>${percent(share)}<i><b style="width:${100 * share}%;background:${line(offices[i])}"></b></i></td>`).join("") + "</tr>").join("");
-      part(".spoken").textContent = `Round ${round}. ` + now.map(({ name, accuracy }) => `${NAMES[name]} ${percent(mean(accuracy))} percent`).join(", ");
+      const star = (accuracy) => (round && percent(mean(accuracy)) === top ? " <span title='highest mean'>★</span>" : "");
+      const sent = (traffic) => (traffic ? `${(traffic / 1000).toFixed(0)} thousand` : "no traffic");
+      const bar = (share, i) => `<i><b style="width:${100 * share}%;background:${line(offices[i])}"></b></i>`;
+      part("tbody").innerHTML = now.map(({ name, accuracy, traffic }) => `<tr><th scope="row">${NAMES[name]}${star(accuracy)}` +
+        `<small>${sent(traffic)}</small></th><td class="mean">${percent(mean(accuracy))}</td>` +
+        accuracy.map((share, i) => `<td>${percent(share)}${bar(share, i)}</td>`).join("") + "</tr>").join("");
+      const means = now.map(({ name, accuracy }) => `${NAMES[name]} ${percent(mean(accuracy))}`);
+      part(".spoken").textContent = `Round ${round}. ${means.map((words) => `${words} percent`).join(", ")}`;
       chart(now);
     }
     function chart(now) {
@@ -83,7 +90,8 @@
       const y = (share) => high - 34 - share * (high - 52);
       const parts = [0, 0.5, 1].map((share) => `<line class="grid" x1="${left}" x2="${wide - right}" y1="${y(share)}" y2="${y(share)}"/>` +
         `<text class="soft" x="${left - 6}" y="${y(share) + 5}" text-anchor="end" font-size="${size}">${100 * share}</text>`);
-      parts.push(...[0, 10, 20].map((t) => `<text class="soft" x="${x(t)}" y="${high - 14}" text-anchor="middle" font-size="${size}">${t}</text>`));
+      parts.push(...[0, 10, 20].map((t) =>
+        `<text class="soft" x="${x(t)}" y="${high - 14}" text-anchor="middle" font-size="${size}">${t}</text>`));
       parts.push(`<text class="soft" x="${left}" y="14" font-size="${size}">mean accuracy of the offices (%), by round</text>`);
       const ends = now.map(({ name, accuracy }) => ({ name, at: y(mean(accuracy)) })).sort((a, b) => a.at - b.at);
       ends.forEach((one, n) => { one.label = n ? Math.max(one.at, ends[n - 1].label + size + 2) : Math.max(one.at, 24); });
@@ -93,13 +101,15 @@
       for (const { name, label, at: end } of ends) {
         const path = curves[name].map(({ accuracy }, t) => `${x(t).toFixed(1)},${y(mean(accuracy)).toFixed(1)}`).join(" ");
         parts.push(`<polyline points="${path}" fill="none" stroke="${shade(name)}" stroke-width="2.5"/>`);
-        parts.push(`<path d="M${x(round)} ${end} L${wide - right + 8} ${label}" stroke="${shade(name)}" stroke-dasharray="2 4" fill="none"/>`);
+        parts.push(`<path d="M${x(round)} ${end} L${wide - right + 8} ${label}" stroke="${shade(name)}" ` +
+          'stroke-dasharray="2 4" fill="none"/>');
         parts.push(`<rect x="${wide - right + 10}" y="${label - 5}" width="10" height="10" fill="${shade(name)}"/>` +
           `<text x="${wide - right + 25}" y="${label + 5}" font-size="${size}">${NAMES[name]}</text>`);
       }
       const picture = part("svg");
       picture.setAttribute("viewBox", `0 0 ${wide} ${high}`);
-      picture.setAttribute("aria-label", `Mean accuracy after ${round} rounds: ${now.map(({ name, accuracy }) => `${NAMES[name]} ${percent(mean(accuracy))}`).join(", ")}`);
+      const means = now.map(({ name, accuracy }) => `${NAMES[name]} ${percent(mean(accuracy))}`);
+      picture.setAttribute("aria-label", `Mean accuracy after ${round} rounds: ${means.join(", ")}`);
       picture.innerHTML = parts.join("");
     }
 

@@ -3,6 +3,7 @@
   "use strict";
   if (typeof document === "undefined") return;
   const { safe } = pflExplorer;
+  const { player } = pflPlaying;
 
   const dark = () => document.documentElement.dataset.theme === "dark" || document.body.dataset.jpThemeLight === "false";
   // The color of an office for lines on the page's ground, and the one for words on its own color.
@@ -22,7 +23,8 @@
     `<label data-of="${name}"><span>${title} <output></output></span>` +
     `<input type="range" name="${name}" min="${min}" max="${max}" step="${step}" value="${value}"></label>`;
   const chips = (name, title, options, chosen) => `<fieldset><legend>${title}</legend><div class="chips">` +
-    options.map(([value, words]) => `<label><input type="radio" name="${name}" value="${value}"${value === chosen ? " checked" : ""}>${words}</label>`).join("") +
+    options.map(([value, words]) => `<label><input type="radio" name="${name}" value="${value}"` +
+      `${value === chosen ? " checked" : ""}>${words}</label>`).join("") +
     "</div></fieldset>";
 
   // Images of an office with the labels that it gives them.
@@ -30,8 +32,10 @@
     list.innerHTML = places.map((i) => {
       const { name } = offices[i];
       const labels = dealt[i].train.y.slice(0, amount);
-      const some = labels.map((label) => `<div><canvas width="${side}" height="${side}" aria-hidden="true"></canvas>${label}</div>`).join("");
-      return `<li style="border-left-color:${line(offices[i])}"><b><span>${name}</span><small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
+      const canvas = `<canvas width="${side}" height="${side}" aria-hidden="true"></canvas>`;
+      const some = labels.map((label) => `<div>${canvas}${label}</div>`).join("");
+      return `<li style="border-left-color:${line(offices[i])}"><b><span>${name}</span>` +
+        `<small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
         `<div class="letters" role="img" aria-label="${safe(name)} reads ${labels.join(", ")}">${some}</div></li>`;
     }).join("");
     [...list.children].forEach((item, n) => item.querySelectorAll("canvas").forEach((canvas, place) => {
@@ -43,27 +47,6 @@
       }
       canvas.getContext("2d").putImageData(picture, 0, 0);
     }));
-  }
-
-  // A button that calls `step` again and again until it returns false or is pressed once more.
-  function player(button, step, { words, wait }) {
-    let timer = null;
-    function stop() {
-      clearTimeout(timer);
-      timer = null;
-      button.textContent = words;
-    }
-    function go() {
-      if (step() === false) stop();
-      else timer = setTimeout(go, wait);
-    }
-    button.textContent = words;
-    button.addEventListener("click", () => {
-      if (timer !== null) return stop();
-      button.textContent = "Pause";
-      timer = setTimeout(go, 0);
-    });
-    return stop;
   }
 
   // Builds every playground of a kind that is on the page; `build(root, part, record)` returns a function that redraws it.

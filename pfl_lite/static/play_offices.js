@@ -11,13 +11,14 @@
     none: { name: "nothing differs", about: "All offices sort the same kind of mail." },
     label: { name: "label skew: other digits", about: "Each office serves its own postal codes, so it sees mostly two digits." },
     feature: { name: "feature shift: other hands", about: "Each office's customers write in their own hand: slanted, turned, squeezed." },
-    concept: { name: "concept shift: other meanings", about: "Offices E to H lie in another country, where some digits mean what others mean here." },
+    concept: { name: "concept shift: other meanings", about: "In the country of offices E to H some digits mean what others mean here." },
     quantity: { name: "quantity skew: other amounts", about: "Towns get a lot of mail, villages a handful of letters." },
   };
   // Digits that trade places in the other country, the best known pair first.
   const SWAPS = [[1, 7], [4, 9], [3, 5], [0, 6], [2, 8]];
   // Every office's hand: turn and slant in degrees, width and height as factors.
-  const HANDS = [[0, 0, 1, 1], [35, 0, 1, 1], [-35, 0, 1, 1], [0, 35, 0.8, 1], [0, -35, 0.8, 1], [15, 0, 0.65, 1.1], [-15, 0, 1.1, 0.65], [70, 0, 1, 1]];
+  const HANDS = [[0, 0, 1, 1], [35, 0, 1, 1], [-35, 0, 1, 1], [0, 35, 0.8, 1],
+    [0, -35, 0.8, 1], [15, 0, 0.65, 1.1], [-15, 0, 1.1, 0.65], [70, 0, 1, 1]];
 
   // A pool {pixels: [images * 64] in 0 to 1, labels} from a string of four bits a pixel; image number n shows digit n % 10.
   function unpack(text) {
@@ -44,7 +45,8 @@
         const [x, y] = [cos * dx + sin * dy + tan * dy + mid, -sin * dx + cos * dy + mid];
         const [left, top] = [Math.floor(x), Math.floor(y)];
         const [u, v] = [x - left, y - top];
-        out[r * SIDE + c] = (1 - v) * ((1 - u) * at(top, left) + u * at(top, left + 1)) + v * ((1 - u) * at(top + 1, left) + u * at(top + 1, left + 1));
+        const across = (row) => (1 - u) * at(row, left) + u * at(row, left + 1);
+        out[r * SIDE + c] = (1 - v) * across(top) + v * across(top + 1);
       }
     }
     return out;
@@ -77,12 +79,13 @@
     const queues = Array.from({ length: CLASSES }, (_, c) => numbers.filter((n) => pool.labels[n] === c));
     const half = queues[0].length / 2;
     const taken = { train: new Array(CLASSES).fill(0), test: new Array(CLASSES).fill(half) };
-    const amounts = whole(Array.from({ length: offices }, (_, i) => (kind === "quantity" ? (1 - 0.5 * strength) ** i : 1)), TRAIN * offices)
-      .map((amount) => Math.max(amount, 2));
+    const large = Array.from({ length: offices }, (_, i) => (kind === "quantity" ? (1 - 0.5 * strength) ** i : 1));
+    const amounts = whole(large, TRAIN * offices).map((amount) => Math.max(amount, 2));
     const swaps = SWAPS.slice(0, kind === "concept" ? Math.round(strength * SWAPS.length) : 0);
     return Array.from({ length: offices }, (_, i) => {
       const favors = (c) => c === i % CLASSES || c === (i + 5) % CLASSES;
-      const shares = Array.from({ length: CLASSES }, (_, c) => (kind === "label" ? (1 - strength) / CLASSES + (favors(c) ? strength / 2 : 0) : 1 / CLASSES));
+      const skewed = (c) => (1 - strength) / CLASSES + (favors(c) ? strength / 2 : 0);
+      const shares = Array.from({ length: CLASSES }, (_, c) => (kind === "label" ? skewed(c) : 1 / CLASSES));
       const meaning = Array.from({ length: CLASSES }, (_, c) => c);
       if (i >= offices / 2) for (const [a, b] of swaps) { meaning[a] = b; meaning[b] = a; }
       const some = (split, amount) => {

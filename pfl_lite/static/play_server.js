@@ -9,9 +9,12 @@
   const points = (path) => path.map((one) => at(one).map((value) => value.toFixed(1)).join(",")).join(" ");
   const NAMES = [["fedavg", "FedAvg"], ["fedprox", "FedProx"], ["scaffold", "SCAFFOLD"], ["pfedme", "pFedMe"], ["ifca", "Two clusters"]];
   const SAYS = {
-    fedavg: "Each office walks downhill from your model; you take the mean of where they end. With one step per round you walk toward the cross. With many, every office goes nearly to its own lowest point, steep or not, and you end near the plain mean of these points.",
+    fedavg: "Each office walks downhill from your model; you take the mean of where they end. With one step per round you walk " +
+      "toward the cross. With many, every office goes nearly to its own lowest point, steep or not, and you end near the plain " +
+      "mean of these points.",
     fedprox: "The same with a rubber band to your model. The stronger the band, the shorter the walk, and the smaller the drift.",
-    scaffold: "Each step is corrected by how this office's slope differs from everyone's. The walks turn parallel, and you reach the cross however long they are.",
+    scaffold: "Each step is corrected by how this office's slope differs from the mean slope. The walks turn parallel, and you " +
+      "reach the cross however long they are.",
     pfedme: "Each office keeps a model of its own (ring) on a leash to yours. Pull the leash tighter, and the rings come to you.",
     ifca: "You hold two models. Each office takes the one that suits it better, and you average within each camp.",
   };
@@ -47,7 +50,8 @@
       inner_steps: 60, inner_lr: 0.12 });
     const clients = () => bowls.map(bowl);
     function place() {
-      bowls = PLACES[part("[name=places]").value].map(([x, y, steepness, degrees]) => ({ optimum: [x, y], steepness, degrees, H: hessian(steepness, degrees) }));
+      bowls = PLACES[part("[name=places]").value].map(([x, y, steepness, degrees]) =>
+        ({ optimum: [x, y], steepness, degrees, H: hessian(steepness, degrees) }));
     }
     function again() {
       stop();
@@ -80,7 +84,8 @@
       trail[0].forEach((_, j) => parts.push(`<polyline points="${points(trail.map((models) => models[j]))}" fill="none" ` +
         'stroke="var(--shared)" stroke-width="2.5" stroke-dasharray="2 5"/>'));
       const [cx, cy] = at(best);
-      parts.push(`<path d="M${cx - 9 * big} ${cy} h${18 * big} M${cx} ${cy - 9 * big} v${18 * big}" stroke="var(--ink)" stroke-width="${3 * big}"/>`);
+      parts.push(`<path d="M${cx - 9 * big} ${cy} h${18 * big} M${cx} ${cy - 9 * big} v${18 * big}" stroke="var(--ink)" ` +
+        `stroke-width="${3 * big}"/>`);
       if (method() === "pfedme" && round) own.forEach((model, i) => {
         const [x, y] = at(model);
         parts.push(`<circle cx="${x}" cy="${y}" r="${8 * big}" fill="none" stroke="${line(offices[i])}" stroke-width="${4 * big}"/>`);
@@ -90,14 +95,16 @@
         const { name, colour } = offices[i];
         parts.push(`<g class="office" tabindex="0" role="button" data-office="${i}" aria-label="${name}, lowest at ` +
           `${optimum.map((one) => one.toFixed(1)).join(", ")}; arrow keys move it"><circle cx="${x}" cy="${y}" r="${15 * big}" fill="${colour}" ` +
-          `stroke="${line(offices[i])}" stroke-width="2" class="${i === chosen ? "chosen" : ""}"/><text x="${x}" y="${y + 5.5 * big}" text-anchor="middle" font-size="${16 * big}" font-weight="700" ` +
+          `stroke="${line(offices[i])}" stroke-width="2" class="${i === chosen ? "chosen" : ""}"/>` +
+          `<text x="${x}" y="${y + 5.5 * big}" text-anchor="middle" font-size="${16 * big}" font-weight="700" ` +
           `style="fill:${inkOn(colour)}">${name[0]}</text></g>`);
       });
       now.server(state).forEach((model, j, all) => {
         const [x, y] = at(model);
-        parts.push(`<path transform="translate(${x} ${y}) scale(${big})" d="M0 -13 l13 13 l-13 13 l-13 -13 z" fill="var(--shared)" stroke="var(--paper)" stroke-width="2.5"/>` +
-          `<text x="${x + 18 * big}" y="${y + 6 * big}" font-size="${17 * big}" font-weight="600" style="paint-order:stroke;stroke:var(--tint);stroke-width:5px">` +
-          `you${all.length > 1 ? ` ${j + 1}` : ""}</text>`);
+        parts.push(`<path transform="translate(${x} ${y}) scale(${big})" d="M0 -13 l13 13 l-13 13 l-13 -13 z" ` +
+          'fill="var(--shared)" stroke="var(--paper)" stroke-width="2.5"/>' +
+          `<text x="${x + 18 * big}" y="${y + 6 * big}" font-size="${17 * big}" font-weight="600" ` +
+          `style="paint-order:stroke;stroke:var(--tint);stroke-width:5px">you${all.length > 1 ? ` ${j + 1}` : ""}</text>`);
       });
       const focused = document.activeElement?.dataset?.office;
       const inside = plane.contains(document.activeElement);

@@ -84,13 +84,13 @@
   }
 
   function build(root, part, record) {
-    root.innerHTML = '<form><label><span>round <output></output></span><input type="range" name="at" min="0" ' +
-      `max="${record.rounds.length - 1}" value="${record.rounds.length - 1}"></label>` +
+    root.innerHTML = `<form>${pflPlaying.slider(record.rounds)}` +
       '<label><span>decisions</span><select name="kind"><option value="threshold">pi above one half</option>' +
       '<option value="draw">a random draw</option></select></label>' +
       '<label data-row="draw"><span>draw <output></output></span><input type="range" name="draw" min="0" max="99" ' +
       'value="0"></label></form><dl></dl><p class="spoken" role="status"></p><div class="picture"></div>';
     const input = (name) => part(`[name="${name}"]`);
+    pflPlaying.start(part);
     return (width) => {
       const state = { at: Number(input("at").value), kind: input("kind").value, draw: Number(input("draw").value) };
       part('[data-row="draw"]').hidden = state.kind !== "draw";
