@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from pfl_flower.shared import packed, series, simulation, unpacked
+from pfl_flower.own_data import digest
+from pfl_flower.shared import VERSIONS, joined, packed, part, series, split, unpacked
+from pfl_flower.tiny import ASKED, settings
 from pfl_lite.engine.evaluate import score
-from pfl_lite.engine.simulation import Simulation
+from pfl_lite.engine.rounds import Part
 from pfl_lite.files import atomic_path
+from pfl_lite.methods.base import select
 
 app = ClientApp()
-OWN = "own"
 
 
 class Node:
@@ -25,28 +28,29 @@ class Node:
     Flower keeps `context.state` in memory, where it ends with the node; a copy in the configuration's `state-folder` does not.
     """
 
-    def __init__(self, message: Message, context: Context) -> None:
-        self.sim: Simulation = simulation(context.run_config)
+    def __init__(self, content: RecordDict, context: Context, words: Mapping[str, Any] | None = None) -> None:
         self.id = int(context.node_config["partition-id"])
-        self.context, self.message = context, message
-        self.series = series(self.sim)
-        folder = str(context.run_config.get("state-folder", ""))
-        self.file = Path(folder) / self.series / f"client-{self.id}.pt" if folder else None
-        asked = message.content.config_records.get("run")
+        self.context, self.content, config = context, content, {**context.run_config, **(words or {})}
+        if config["method"] == "every":
+            config |= settings(ASKED)
+        self.run: Part = part(config, self.id)
+        self.series = series(self.run)
+        self.key = f"own-{self.series}"
+        self.data = digest(self.run.config, self.id, str(config.get("files", "")))
+        folder = str(config.get("state-folder", ""))
+        place = Path(folder) / f"{self.series}-{self.data}" if folder else None
+        self.file = place / f"client-{self.id}.pt" if place else None
+        asked = content.config_records.get("run")
         if asked is not None and asked["series"] != self.series:
             raise ValueError(
-                f"client {self.id} has other data, settings or versions than the server: it takes no part in this run"
+                f"client {self.id} has other settings than the server: it takes no part in this run"
             )
         self.number = int(asked["round"]) if asked is not None else 0
 
-    @property
-    def ids(self) -> Tensor:
-        return torch.tensor([self.id])
-
     def own(self) -> dict[str, Tensor] | None:
         """The client's state after its last training; None if it has never taken part."""
-        if OWN in self.context.state.array_records:
-            return unpacked(self.context.state.array_records[OWN])
+        if self.key in self.context.state.array_records:
+            return unpacked(self.context.state.array_records[self.key])
         if self.file is not None and self.file.exists():
             return dict(torch.load(self.file, weights_only=True))
         return None
@@ -55,82 +59,89 @@ class Node:
         """Keep the client's state, first where it outlives this process."""
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(self.file) as part:
-                torch.save(own, part)
-        self.context.state.array_records[OWN] = packed(own)
+            with atomic_path(self.file) as temporary:
+                torch.save(own, temporary)
+        self.context.state.array_records[self.key] = packed(own)
 
-    def rows(self) -> dict[str, Tensor]:
-        """The states of all clients as the engine has them: this client's own, and the others' start, which nobody reads."""
+    def state(self) -> dict[str, Tensor]:
+        """What the method works on: the state that was kept, or the one that every client starts with."""
         own = self.own()
-        if own is None:
-            return self.sim.clients
-        return {k: rows.index_copy(0, self.ids, own[k][None]) for k, rows in self.sim.clients.items()}
+        return select(self.run.clients, self.id) if own is None else own
 
-    def mapped(
-        self, function: Any, rows: dict[str, Tensor], number: int, part: str = "down"
-    ) -> tuple[dict[str, Tensor], ...]:
-        """What a function of (what was received in a part of the message, state, work) answers for this client."""
-        received = unpacked(self.message.content.array_records[part])
-        answers = self.sim.map(function, received, rows, self.ids, number, self.sim.settings)
-        return tuple({name: rows[0] for name, rows in answer.items()} for answer in answers)
+    def asked(self, hook: Any, state: dict[str, Tensor], number: int, part: str = "down") -> Any:
+        """What a method's function of (what was received in a part of the message, state, work) answers for this client."""
+        received = unpacked(self.content.array_records[part])
+        with torch.no_grad():  # gradients are taken where local SGD asks for them
+            return hook(received, state, self.run.map.work_of(self.run.settings, number, [self.id]))
 
-    def adapted(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The states after this client, which has never taken part, has done what the method asks of a newcomer."""
-        method = self.sim.method
-        (own,) = self.mapped(
-            lambda down, client, work: (method.adapt_newcomer(down, client, work),),
-            rows,
-            self.number + 1,
-            "newcomer",
-        )
-        return {k: many.index_copy(0, self.ids, own[k][None]) for k, many in rows.items()}
+    def adapted(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state after this client, which has never taken part, has done what the method asks of a newcomer."""
+        return dict(self.asked(self.run.method.adapt_newcomer, state, self.number + 1, "newcomer"))
 
-    def reply(self, records: dict[str, Any]) -> Message:
+    def answer(self, records: dict[str, Any]) -> RecordDict:
         about = {"client": self.id, "series": self.series, "round": self.number}
-        return Message(RecordDict(records | {"about": ConfigRecord(about)}), reply_to=self.message)
+        return RecordDict(records | {"about": ConfigRecord(about)})
 
 
-@app.query()
-def who(message: Message, context: Context) -> Message:
+def who(node: Node) -> RecordDict:
     """Which client this node is, and which run it would take part in."""
-    return Node(message, context).reply({})
+    return node.answer({"has": ConfigRecord({"data": node.data, "versions": VERSIONS})})
 
 
-@app.query("choose")
-def choose(message: Message, context: Context) -> Message:
+def choose(node: Node) -> RecordDict:
     """What a newcomer asks the server for, such as the number of the cluster it prefers: whole numbers, never a model."""
-    node = Node(message, context)
-    own = {k: rows[node.id] for k, rows in node.adapted(node.rows()).items()}
-    return node.reply({"choice": packed({k: t for k, t in own.items() if not t.is_floating_point()})})
+    own = node.adapted(node.state())
+    return node.answer({"choice": packed({k: t for k, t in own.items() if not t.is_floating_point()})})
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
+def train(node: Node) -> RecordDict:
     """One client's work in one round: what it keeps stays here, what it sends up is the reply."""
-    node = Node(message, context)
-    method = node.sim.method
-    upload, own = node.mapped(method.local, node.rows(), node.number)
+    upload, own = node.asked(node.run.method.local, node.state(), node.number)
     node.keep(own)
-    size = int(node.sim.federation.train_sizes[node.id])
-    return node.reply({"up": packed(upload), "size": MetricRecord({"images": size})})
+    size = len(node.run.federation.train[node.id])
+    return node.answer({"up": packed(upload), "size": MetricRecord({"images": size})})
 
 
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
+def evaluate(node: Node) -> RecordDict:
     """Score the client's personal model on its own test images; a client that never took part first does what its method asks."""
-    node = Node(message, context)
-    sim, rows = node.sim, node.rows()
-    if node.own() is None and "newcomer" in message.content.array_records:
-        rows = node.adapted(rows)  # what a newcomer does is not kept
+    run, state = node.run, node.state()
+    if node.own() is None and "newcomer" in node.content.array_records:
+        state = node.adapted(state)  # what a newcomer does is not kept
 
-    def scored(down: Any, client: Any, work: Any) -> tuple[dict[str, Tensor]]:
-        model = sim.method.personal(down, client, work)
-        return (score(lambda x: sim.method.predict(sim.network, model, x), work, "test"),)
+    def scored(down: Any, client: Any, work: Any) -> dict[str, Tensor]:
+        model = run.method.personal(down, client, work)
+        return score(lambda x: run.method.predict(run.network, model, x), work, "test")
 
-    (sums,) = node.mapped(scored, rows, node.number)
+    sums = node.asked(scored, state, node.number)
     metrics = {
         "correct": float(sums["correct"]),
         "loss": float(sums["loss"]),
-        "images": len(sim.federation.test[node.id]),
+        "images": len(run.federation.test[node.id]),
     }
-    return node.reply({"score": MetricRecord(metrics)})
+    return node.answer({"score": MetricRecord(metrics)})
+
+
+def handler(answer: Callable[[Node], RecordDict]) -> Callable[[Message, Context], Message]:
+    """What Flower calls for a message to one method."""
+    return lambda message, context: Message(answer(Node(message.content, context)), reply_to=message)
+
+
+def handler_of_many(answer: Callable[[Node], RecordDict]) -> Callable[[Message, Context], Message]:
+    """What Flower calls for a message to several methods (`pfl_flower.many`), each with its settings of `pfl_flower.tiny`."""
+
+    def answers(message: Message, context: Context) -> Message:
+        parts = split(message.content).items()
+        return Message(
+            joined({name: answer(Node(content, context, settings(name))) for name, content in parts}),
+            reply_to=message,
+        )
+
+    return answers
+
+
+app.query()(handler(who))
+app.query("choose")(handler(choose))
+app.train()(handler(train))
+app.evaluate()(handler(evaluate))
+app.train("many")(handler_of_many(train))
+app.evaluate("many")(handler_of_many(evaluate))
