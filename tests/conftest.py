@@ -32,6 +32,7 @@ SLOW = {
         "test_cluster",
         "test_sweep",
         "test_search",
+        "test_killing",
         "test_workers",
         "test_listening",
         "test_signals",

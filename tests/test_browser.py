@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from pfl_lite.data.images import load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
+from pfl_lite.show import explorers
 from tests import explored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +142,7 @@ for (const span of document.querySelectorAll("pre span:not(:has(*))")) {
 
 AXE = """
 const done = arguments[1];
-axe.run(document, { resultTypes: ["violations"], ...arguments[0] }).then(({ violations }) => done(
+axe.run(document, { resultTypes: ["violations"], preload: false, ...arguments[0] }).then(({ violations }) => done(
   violations.filter(({ impact }) => ["serious", "critical"].includes(impact)).map(({ id, nodes }) =>
     `${id} (${nodes.length} times): ` + nodes.slice(0, 3).map(({ html, any, all, none }) =>
       html.slice(0, 110) + " " + ([...any, ...all, ...none][0]?.message ?? "")).join(" AND "))));
@@ -232,7 +232,7 @@ def logged(driver: webdriver.Chrome) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page(driver: webdriver.Chrome, go: Callable[..., None], name: str) -> None:
-    axe = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+    axe = (ROOT / "tests/vendor/axe.min.js").read_text(encoding="utf-8")
     go(name)
     theme(driver, "light")
     faults = driver.execute_script(READ)
@@ -264,6 +264,41 @@ def test_the_theme_button_darkens_the_page(driver: webdriver.Chrome, go: Callabl
         button.click()
         grounds.add(driver.execute_script("return getComputedStyle(document.body).backgroundColor"))
     assert len(grounds) == 2
+
+
+def open_code(driver: webdriver.Chrome) -> set[bool]:
+    """Whether the folded code of a page is open."""
+    folded = driver.find_elements(By.CSS_SELECTOR, ".bd-article details.hide")
+    assert len(folded) > 3
+    return {one.get_attribute("open") is not None for one in folded}
+
+
+def test_one_switch_shows_all_code(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("pfedmb")
+    button = driver.find_element(By.CSS_SELECTOR, ".code-switch")
+    assert open_code(driver) == {False} and button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert open_code(driver) == {True} and button.get_attribute("aria-pressed") == "true"
+    go("clusters", phone=True)
+    assert open_code(driver) == {True}, "the next page has forgotten it"
+    assert driver.find_element(By.CSS_SELECTOR, ".code-switch").is_displayed()
+    ActionChains(driver).key_down(Keys.ALT).send_keys("c").key_up(Keys.ALT).perform()
+    assert open_code(driver) == {False}
+    go("pfedmb")
+    assert open_code(driver) == {False}
+
+
+def test_answers_are_shuffled(driver: webdriver.Chrome, go: Callable[..., None], site: Path) -> None:
+    soup = BeautifulSoup((site / "pfedmb.html").read_text(encoding="utf-8"), "html.parser")
+    source = tuple(one.get_text(strip=True) for one in soup.select(".quiz summary"))
+    seen = set()
+    for _ in range(4):
+        go("pfedmb")
+        shown = driver.find_elements(By.CSS_SELECTOR, ".quiz summary")
+        seen.add(tuple("".join(one.text.split()) for one in shown))
+    assert len(seen) > 1 and len(source) >= 9
+    plain = sorted("".join(one.split()) for one in source)
+    assert all(sorted(order) == plain for order in seen), "an answer is lost or doubled"
 
 
 def slide(widget: WebElement, name: str, value: float) -> None:
@@ -327,6 +362,43 @@ def test_the_routing_explorer_counts_right(
         assert len(circles) == len(bits)
         live = sum(len(one.find_elements(By.CSS_SELECTOR, "line.live")) for one in circles)
         assert 0 < live <= bits.sum(), "a wire is live only if its bit is on"
+
+
+ROUNDS = [0, 3, 5, 10]
+ALPHA = explorers.alpha(ROUNDS, {"pfedmb": np.full((4, 2, 2), 0.5)}, [0, 1])
+ROUTES = explorers.routing([1, 1], ROUNDS, np.ones((4, 2, 2)), [0, 1])
+
+
+@pytest.mark.parametrize("page", [ALPHA, ROUTES], ids=["alpha", "routing"])
+def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
+    driver: webdriver.Chrome, tmp_path: Path, page: str
+) -> None:
+    (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{page}", encoding="utf-8")
+
+    def opened(motion: str) -> tuple[list[WebElement], Callable[[], str]]:
+        feature = [{"name": "prefers-reduced-motion", "value": motion}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": feature})
+        driver.get((tmp_path / "page.html").as_uri())
+        output = driver.find_element(By.CSS_SELECTOR, ".rounds output")
+        return driver.find_elements(By.CSS_SELECTOR, ".rounds :is(button, input)"), lambda: output.text
+
+    (play, back, forward, slider), now = opened("no-preference")
+    assert now() == "0" and play.text == "Play"
+    forward.send_keys(Keys.ENTER)
+    assert now() == "3"
+    back.send_keys(Keys.SPACE)
+    assert now() == "0"
+    play.send_keys(Keys.ENTER)
+    WebDriverWait(driver, 20).until(lambda _: now() == "5")
+    assert play.text == "Pause"
+    slider.send_keys(Keys.HOME)
+    assert now() == "0" and play.text == "Play", "a hand on the slider stops it"
+    play.send_keys(Keys.ENTER)
+    WebDriverWait(driver, 20).until(lambda _: now() == "10" and play.text == "Play")
+    (play, *_), now = opened("reduce")
+    play.send_keys(Keys.ENTER)
+    WebDriverWait(driver, 5).until(lambda _: play.text == "Play" and now() == "10")
+    opened("no-preference")
 
 
 def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..., None], site: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import ModuleType
@@ -110,6 +111,27 @@ def test_only_the_cell_of_cards_is_written(tool: ModuleType) -> None:
     stored = (ROOT / "book/pfedmb.ipynb").read_text(encoding="utf-8")
     changed = tool.with_cell(stored, "cards", "something else")
     assert changed != stored and tool.with_cell(changed, "cards", tool.cell("pfedmb")) == stored
+
+
+def test_the_cheat_sheet_has_every_method_in_a_line(tool: ModuleType) -> None:
+    sheet = importlib.import_module("cheat_sheet")
+    assert list(sheet.EQUATIONS) == [row[0] for row in sheet.rows()] == list(cards.CARDS)
+    assert len({*sheet.EQUATIONS.values()}) == len(cards.CARDS), "two methods with one formula"
+    lines = [line for line in sheet.page().splitlines() if line.startswith("| [")]
+    assert len(lines) == len(cards.CARDS) and all(line.count("|") == 7 for line in lines)
+    stays = {row[0]: row[2] for row in sheet.rows()}
+    assert stays["fedavg"] == "nothing" and stays["fedper"] == "head" and stays["pfedmb"] == "mix α"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is missing")
+def test_the_cheat_sheet_is_one_page(tool: ModuleType) -> None:
+    sheet = importlib.import_module("cheat_sheet")
+    assert sheet.main() == 0
+    pdf = (ROOT / "_build/cheat-sheet.pdf").read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", pdf)) == 1 and b"MathJax" in pdf, (
+        "two pages, or formulas that are not set"
+    )
 
 
 def test_offices_keep_apart() -> None:

@@ -58,12 +58,19 @@ def impossible(place: str, value: Any) -> str:
     return json.dumps(run)
 
 
+def deep(levels: int) -> list[Any]:
+    """A list in a list in a list: JSON can be read to a depth to which it cannot be looked through."""
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("fedavg-seed0.json", "{", "toy/fedavg-seed0.json: it is not valid JSON"),
         ("fedavg-seed3.json", json.dumps(make_run()), "toy/fedavg-seed3.json: its name and its contents disagree"),
-        ("fedavg-seed0.json", json.dumps(make_run() | {"code": 3}), 'its code is 3, not a text'),
         (
             "fedavg-seed0.json",
             json.dumps(make_run(complete=False, method={}) | {"rounds": []}),
@@ -82,6 +89,7 @@ def impossible(place: str, value: Any) -> str:
             'its candidates/0/validation_accuracy is null, not a number from 0 to 1',
         ),
         ("fedavg-seed0.json", "[" * 200_000, "it is not valid JSON (nested too deep)"),
+        ("fedavg-seed0.json", json.dumps(make_run() | {"more": deep(600)}), " is nested too deep"),
         ("fedavg-seed0.json", json.dumps(make_run() | {"kind": {"a": 1}}), 'it is not an object whose "kind" is'),
         *(
             ("fedavg-seed0.json", impossible(place, value), f"its {place} is {value!r}, not a")

@@ -311,11 +311,15 @@ def test_the_weakest_link_is_the_one_that_needs_most_evidence(verdict: Callable[
     )
 
 
-def test_a_rival_that_did_not_train_decides_nothing(tmp_path: Any) -> None:
+@pytest.mark.parametrize(("share", "majority"), [(2, 0.0), (19, 0.2)])
+def test_a_rival_that_did_not_train_decides_nothing(tmp_path: Any, share: float, majority: float) -> None:
+    """It guesses one of 62 classes, or does no better than to name the class of which a client has most."""
     ledger, name = Ledger(tmp_path), "fedmn-fig2-glyphs"
     for arm in EXPERIMENTS[name].arms:
-        run = make_run(name, arm.key, 50 if arm.method == "fedmn" else 2 if arm.key == "fedavg-10" else 20)
-        ledger.write(run | {"data_card": {"classes": list(range(62))}})
+        rival = share if arm.key == "fedavg-10" else 24
+        run = make_run(name, arm.key, 50 if arm.method == "fedmn" else rival)
+        named = [majority] * len(run["final"]["test_accuracy"])
+        ledger.write(run | {"data_card": {"classes": list(range(62))}, "majority": named})
     (result,) = [one for one in claims(name, ledger) if one.id == "M4-glyphs"]
     assert (
         result.verdict == "undecided"

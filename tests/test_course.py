@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib.util
 import os
 import re
@@ -12,13 +13,14 @@ import sys
 import types
 import zipfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote
 
 import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 
 from pfl_lite import notebooks as copies
@@ -245,46 +247,62 @@ def test_grading(course: Path, tmp_path: Path) -> None:
 def test_slides_need_no_network(course: Path) -> None:
     page = BeautifulSoup((course / f"slides/{ONE}.html").read_text(encoding="utf-8"), "html.parser")
     loaded = [str(tag["src"]) for tag in page.find_all(src=True)]
-    loaded += [str(tag["href"]) for tag in page.find_all("link", href=True)]
+    loaded += [str(tag["href"]) for tag in page.find_all(href=True)]
     files = [address for address in loaded if not address.startswith("data:")]
-    assert any("reveal.js" in address for address in files) and any("mathjax" in address for address in files)
+    assert {"vendor/reveal/reveal.js", "vendor/reveal/notes.js", "vendor/mathjax/tex-mml-chtml.js"} <= set(
+        files
+    )
     for address in files:
         assert (course / "slides" / unquote(address)).is_file(), address
-    assert "import mermaid" not in str(page) and "require(" not in str(page)
 
 
-def test_slides_follow_the_chapter(course: Path) -> None:
+DECKS = yaml.safe_load((ROOT / "tools/slides/decks.yml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def writer(text_tools: ModuleType) -> Any:
+    """Reads the whole book once."""
+    return text_tools.Writer(ROOT / "book")
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_slides_are_made_for_a_room(writer: Any, name: str) -> None:
+    """One idea a slide: a short heading, a picture, a formula or a little code; the words are in the speaker's notes."""
+    chapter = next(one for one in writer.chapters if one.name == name)
+    made = list(importlib.import_module("chapter_slides").slides(chapter, writer))
+    assert 7 <= len(made) <= 16 and 25 <= sum(slide.minutes for slide in made) <= 60
+    named = [slide.heading for slide in made]
+    assert {"Touch it", "Hands up", "What you learned"} <= set(named)
+    cards = any("figures/cards/card-" in cell.source for cell in chapter.notebook.cells)
+    assert cards == ("What is shared, and what stays?" in named)
+    for slide in made:
+        shown = BeautifulSoup(slide.shown, "html.parser")
+        assert len(slide.heading.split()) <= 12 and slide.minutes > 0 and len(slide.notes.split()) >= 3, slide
+        assert all(len(str(picture["alt"])) > 20 for picture in shown.find_all("img")), slide.heading
+        assert "|" not in slide.heading and slide.shown.count("<img") <= 2
+        if code := shown.find("pre"):
+            assert len(code.get_text().strip().splitlines()) <= 32, slide.heading
+        elif slide.heading not in {"", "Hands up", "What you learned"}:
+            assert len(re.sub(r"\$\$.*?\$\$", "", shown.get_text(), flags=re.DOTALL).split()) <= 20, (
+                slide.heading
+            )
+
+
+def test_slides_describe_every_unit_that_has_a_laboratory(writer: Any) -> None:
+    known = {chapter.name for chapter in writer.chapters}
+    cut = {name.removeprefix("lab-") for name in known if name.startswith("lab-")}
+    assert cut <= set(DECKS) <= known
+    for name, deck in DECKS.items():
+        assert deck["question"].endswith("?") and len(deck["slides"]) >= 3, name
+
+
+def test_slides_show_no_solution(course: Path) -> None:
     page = BeautifulSoup((course / f"slides/{ONE}.html").read_text(encoding="utf-8"), "html.parser")
-    headings = [heading.get_text().rstrip("¶") for heading in page.select(".slides h1, .slides h2")]
-    assert headings[0] == "Federated learning in twenty lines"
-    chapter = nbformat.read(ROOT / f"book/{ONE}.ipynb", as_version=4)
-    told = [line[3:] for cell in chapter.cells for line in cell.source.splitlines() if line.startswith("## ")]
-    kept = [one for one in told if one not in {"Quiz", "Exercises", "Further reading"}]
-    assert len(kept) >= 4 and [one for one in headings if one in kept] == kept and "Exercises" in headings
-    pictures = page.select(".slides img")
-    assert len(pictures) >= 4 and all(len(str(picture.get("alt", ""))) > 20 for picture in pictures)
-    words = page.select_one(".slides").get_text()
-    assert "Four clients per round" not in words  # a solution
-
-
-def test_an_equation_on_a_slide_says_whose_it_is(text_tools: ModuleType) -> None:
-    lead_of = importlib.import_module("chapter_slides").lead_of
-    assert lead_of("**Ditto** trains $w$. It also keeps $v_i$:") == "**Ditto.** It also keeps $v_i$:"
-    assert lead_of("**The score.** It counts pairs. We look at") == "**The score.** We look at"
-    assert lead_of("**FedProx** adds a term:") == "**FedProx** adds a term:"
-    assert lead_of("Both are seen. So") == "So"
-    assert lead_of("") == lead_of("- a point") == ""
-
-
-def test_no_slide_announces_what_does_not_follow(text_tools: ModuleType) -> None:
-    slides = importlib.import_module("chapter_slides")
-    writer = text_tools.Writer(ROOT / "book")
-    for chapter in writer.chapters:
-        texts = [cell.source.strip() for _, cell in slides.markdown_slides(chapter, writer)]
-        for shown, then in pairwise([*texts, ""]):
-            words = shown.splitlines()[-1] if shown else ""
-            if words and not words.startswith(("#", "- ", "$$", "|")) and not then.startswith("$$"):
-                assert not words.endswith((":", " is", " are")), f"{chapter.name}: {words}"
+    assert page.h1 is not None and page.h1.get_text() == "Federated learning in twenty lines"
+    assert len(page.select(".slides img")) >= 4 and len(page.select("aside.notes")) == len(
+        page.select(".slides > section")
+    )
+    assert "Four clients per round" not in page.get_text()
 
 
 def test_a_unit_asks_three_exercises_and_its_laboratory_the_others(text_tools: ModuleType) -> None:
@@ -372,6 +390,28 @@ def test_no_chapter_is_replaced_unasked(tmp_path: Path) -> None:
         copies.copy_chapters(changed)
 
 
+def test_a_failure_in_the_middle_leaves_the_chapters_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies.copy_chapters(tmp_path)
+    for chapter in CHAPTERS:
+        (tmp_path / chapter.name).write_text("my notes")
+    before, copied = sorted(tmp_path.rglob("*")), shutil.copyfile
+
+    def full(source: Path, target: Path) -> Path:
+        """The disk is full in the middle of one of the last chapters."""
+        if Path(source).name == CHAPTERS[-2].name:
+            Path(target).write_bytes(b"{")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+        return Path(copied(source, target))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
+        copies.copy_chapters(tmp_path, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert {(tmp_path / chapter.name).read_text() for chapter in CHAPTERS} == {"my notes"}
+
+
 def test_no_result_is_replaced_at_all(tmp_path: Path) -> None:
     shipped = next((ROOT / "data/results").glob("*/*.json")).relative_to(ROOT)
     (tmp_path / shipped).parent.mkdir(parents=True)
@@ -401,3 +441,16 @@ def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
     notebooks = {to for to in packed["standard"] if to.endswith(".ipynb")}
     assert notebooks == {f"pfl_lite/book/{path.name}" for path in CHAPTERS}
     assert "pfl_lite/book/data/paper_tables.csv" in packed["standard"] and not packed["editable"]
+
+
+def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(
+    writer: Any, text_tools: ModuleType
+) -> None:
+    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
+    units = [chapter for chapter in writer.chapters if chapter.name in DECKS]
+    assert {one.label for chapter in units for one in text_tools.exercises(chapter)} == set(described)
+    for label, (minutes, level, marks, *hints) in described.items():
+        assert 5 <= minutes <= 30 and level in (1, 2, 3) and re.match(r"1 \w", marks), label
+        assert len(hints) == len({*hints}) == 2 and all(hint.endswith((".", "?")) for hint in hints), label
+    plans = (ROOT / "book/_instructor/plans.txt").read_text(encoding="utf-8")
+    assert plans == importlib.import_module("chapter_slides").teaching(writer), "make reference"

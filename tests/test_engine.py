@@ -203,6 +203,27 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any,
             simulation(federation).load(path)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "pfl_moe"])
+def test_tuned_models_of_other_tensors_are_refused(method: str, federation: Any, tmp_path: Path) -> None:
+    path, settings = tmp_path / "run.pt", {"model": "small_cnn", "ft_epochs": 1, "ft_every": 1}
+    train(method, federation, rounds=1, **settings).save(path)
+    good = torch.load(path, weights_only=True)
+    simulation(federation, method, rounds=2, **settings).load(path)
+    name, rows = next(iter(good["tuned"].items()))
+    for planted in ({name: rows[..., :-1]}, {name: rows[1:]}, {name: rows.half()}, {"more": rows}):
+        torch.save(good | {"tuned": good["tuned"] | planted}, path)
+        with pytest.raises(InputError, match="tuned models are not those of this run's clients"):
+            simulation(federation, method, rounds=2, **settings).load(path)
+
+
+def test_an_heir_that_tunes_nothing_keeps_no_tuned_models(federation: Any, tmp_path: Path) -> None:
+    path, base = tmp_path / "run.pt", train("pfl_ft", federation, ft_epochs=1)
+    base.save(path)
+    heir = simulation(federation, "fedavg")
+    heir.load(path, base.config)
+    assert same(heir.scored_models(), heir.personal_models(), 0)
+
+
 def test_a_training_is_taken_over_only_where_it_would_be_the_same(federation: Any, tmp_path: Path) -> None:
     path, base = tmp_path / "fedavg.pt", train("fedavg", federation, model="small_cnn", participation=0.6)
     base.save(path)

@@ -98,6 +98,10 @@ def test_indices_sizes_and_class_counts() -> None:
         assert counts[3].tolist() == np.bincount(labels[getattr(clients[3], split)], minlength=10).tolist()
     with pytest.raises(InputError, match="train, val or test"):
         federation.class_counts("validation")
+    held = [split.tolist() for split in map(federation.class_counts, ("train", "test"))]
+    for train, test, share in zip(*held, federation.majority(), strict=True):
+        most = max(range(len(train)), key=train.__getitem__)
+        assert share == test[most] / sum(test) if sum(test) else np.isnan(share)
 
 
 def test_a_client_without_test_images_counts_zero() -> None:
@@ -230,7 +234,7 @@ def test_relabelled_clients_share_no_image() -> None:
     with pytest.raises(InputError, match="clients 0 and 1 share test images"):
         Federation.build(data, [first, replace(second, test=first.test, relabel=turned)])
     for bad in (turned[:9], turned + 1, turned - 1, turned / 1, turned[None]):
-        with pytest.raises(InputError, match=r"client 1 must be relabelled with 10 labels in 0\.\.9"):
+        with pytest.raises(InputError, match=r"client 1 must be relabeled with 10 labels in 0\.\.9"):
             Federation.build(data, [first, replace(second, relabel=bad)])
 
 

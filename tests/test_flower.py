@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,32 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "flowe
 from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
-from pfl_flower import client_app, server_app, shared  # noqa: E402
+from pfl_flower import client_app, many, own_data, server_app, shared, tiny  # noqa: E402
 
 from pfl_lite.engine.simulation import Simulation  # noqa: E402
+from pfl_lite.errors import InputError  # noqa: E402
 from pfl_lite.methods import METHODS  # noqa: E402
-
-RUN: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet:1", "clients": 4, "participation": 0.5, "rounds": 3, "lr": 0.1,
-    "batch_size": 64, "seed": 1, "model": "linear",
-}  # fmt: skip
-LAYERED = {
-    "pfl_fb",
-    "fedper",
-    "fedrep",
-    "lg_fedavg",
-    "pfedmb",
-    "moon",
-    "pfl_mf",
-    "pfl_mfe",
-    "pfl_moe",
-    "pfedhn",
-}
-OWN: dict[str, dict[str, Any]] = {
-    "fedmn": {"encoder_width": 6, "width": 5, "router_width": 4, "label_width": 3},
-    "cfl": {"warmup": 0},
-    "fedfomo": {"models": 3},
-}
 
 
 class InProcess(Grid):
@@ -58,8 +40,10 @@ class InProcess(Grid):
             )
             for i in range(int(config["clients"]))
         }
+        self.sent: Counter[str] = Counter()
         self.silent: set[int] = set()
         self.twice = False
+        self.spoil: Callable[[Message], None] = lambda reply: None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -69,15 +53,18 @@ class InProcess(Grid):
     ) -> Iterable[Message]:
         replies = []
         for message in messages:
-            node = message.metadata.dst_node_id
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            self.sent[kind] += 1
             context = self.contexts[node]
             try:
-                if message.metadata.message_type == "train" and node - 100 in self.silent:
+                if kind.startswith("train") and node - 100 in self.silent:
                     raise RuntimeError("lost")
                 reply = client_app.app(message, context)
             except Exception as error:
                 reply = Message(Error(code=0, reason=str(error)), reply_to=message)
-            replies += [reply] * (2 if self.twice and message.metadata.message_type == "train" else 1)
+            if kind == "train" and not reply.has_error():
+                self.spoil(reply)
+            replies += [reply] * (2 if self.twice and kind == "train" else 1)
         return replies[::-1]
 
     set_run = run = create_message = push_messages = pull_messages = None  # type: ignore[assignment]
@@ -88,22 +75,24 @@ TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
 def settings(method: str, **more: Any) -> dict[str, Any]:
-    model = "small_cnn" if method in LAYERED else "linear"
-    return RUN | {"method": method, "model": model} | OWN.get(method, {}) | more
+    """Of four clients two take part in a round, so that some come late and some come back."""
+    return tiny.settings(
+        method, **({"clients": 4, "participation": 0.5, "rounds": 3, "eval_every": 1} | more)
+    )
 
 
 def federated(
     config: dict[str, Any], grid: InProcess | None = None
 ) -> tuple[server_app.Methodical, InProcess]:
     grid = grid or InProcess(config)
-    strategy = server_app.Methodical(shared.simulation(config), grid, timeout=5)
-    sim = strategy.sim
-    strategy.start(grid=grid, initial_arrays=shared.packed(sim.server), num_rounds=sim.config.rounds)
+    strategy = server_app.Methodical(shared.part(config), grid, timeout=5)
+    run = strategy.run
+    strategy.start(grid=grid, initial_arrays=shared.packed(run.server), num_rounds=run.config.rounds)
     return strategy, grid
 
 
 def simulated(config: dict[str, Any]) -> Simulation:
-    sim = Simulation(shared.simulation(config).config)
+    sim = Simulation(shared.part(config).config)
     sim.run(progress=False)
     return sim
 
@@ -146,7 +135,7 @@ def test_a_round_goes_on_without_a_client_that_fails() -> None:
     assert [entry["clients"] for entry in strategy.history] == [[0, 1, 3]] * 3
     grid.silent = {0, 1, 2, 3}
     alone, _ = federated(config, grid)
-    assert all(torch.equal(alone.server[name], alone.sim.server[name]) for name in alone.server)
+    assert all(torch.equal(alone.server[name], alone.run.server[name]) for name in alone.server)
 
 
 def test_a_second_answer_of_a_client_does_not_count() -> None:
@@ -161,7 +150,7 @@ def test_a_node_with_other_settings_takes_no_part() -> None:
     config = settings("fedavg", participation=1.0)
     grid = InProcess(config)
     grid.contexts[103].run_config = config | {"lr": 0.2}
-    strategy = server_app.Methodical(shared.simulation(config), grid, timeout=0.1)
+    strategy = server_app.Methodical(shared.part(config), grid, timeout=0.1)
     assert sorted(strategy.nodes) == [0, 1, 2]
 
 
@@ -175,5 +164,154 @@ def test_a_node_that_comes_back_has_its_personal_model(tmp_path: Path) -> None:
     strategy.aggregate_evaluate(3, grid.send_and_receive(messages))
     assert strategy.history[-1]["test_accuracy"] == before
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(
-        [strategy.series, *(f"client-{i}.pt" for i in range(4))]
+        [next(tmp_path.iterdir()).name, *(f"client-{i}.pt" for i in range(4))]
     )
+
+
+def test_all_methods_compute_the_same_bits_as_one_run() -> None:
+    grid = InProcess(tiny.RUN | {"method": "every"})
+    together = many.Together(("pfedmb", "fedavg", "ditto"), grid, timeout=5)
+    together.start(grid=grid, initial_arrays=shared.packed({}), num_rounds=tiny.RUN["rounds"])
+    for name, one in together.each.items():
+        sim = simulated(tiny.settings(name))
+        assert all(torch.equal(one.server[key], sim.server[key]) for key in sim.server)
+        scores = one.history[-1]["test_accuracy"]
+        assert [scores[i] for i in range(3)] == sim.history.rounds[-1]["per_client"]["personal_accuracy"]
+    assert grid.sent["train.many"] == 6 and "train" not in grid.sent
+
+
+@pytest.mark.parametrize("partition", ["dirichlet:1", "concept:2"])
+def test_a_client_needs_nothing_but_its_own_file(
+    partition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings("pfedmb", partition=partition, seed=2)
+    sim = simulated(config)
+    own_data.write_clients(shared.part(config).config, tmp_path)
+    shared._built.cache_clear()
+    own_data._dealt.cache_clear()
+    monkeypatch.setattr(own_data.data, "load", None)  # no machine has the data set
+    config |= {"files": str(tmp_path)}
+    strategy, _ = federated(config)
+    assert all(torch.equal(strategy.server[name], sim.server[name]) for name in sim.server)
+    node = shared.part(config, 2).federation
+    assert [len(rows) for rows in node.train] == [0, 0, len(sim.federation.train[2]), 0]
+    assert len(node.images) == len(sim.federation.train[2]) + len(sim.federation.val[2])
+    assert not len(shared.part(config).federation.images)
+
+
+def test_a_client_without_its_file_takes_no_part(tmp_path: Path) -> None:
+    config = settings("fedavg")
+    own_data.write_clients(shared.part(config).config, tmp_path)
+    (tmp_path / "client-3.npz").unlink()
+    (tmp_path / "client-2.npz").write_bytes(b"PK")
+    run = config | {"files": str(tmp_path)}
+    strategy = server_app.Methodical(shared.part(run), InProcess(run), timeout=0.1)
+    assert sorted(strategy.nodes) == [0, 1]
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def said(log: pytest.LogCaptureFixture) -> str:
+    return " | ".join(record.getMessage() for record in log.records)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Flower's own log, which it keeps to itself."""
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    yield caplog
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
+def test_a_node_with_other_data_than_its_peers_is_left_out(
+    log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    config = settings("fedavg", participation=1.0)
+    own_data.write_clients(shared.part(config).config, tmp_path)
+    with np.load(tmp_path / "client-3.npz") as arrays:
+        changed = dict(arrays) | {"of": np.array("another")}
+    np.savez(tmp_path / "client-3.npz", **changed)
+    run = config | {"files": str(tmp_path)}
+    strategy = server_app.Methodical(shared.part(run), InProcess(run), timeout=0.1)
+    assert sorted(strategy.nodes) == [0, 1, 2]
+    assert "client 3 has images of other data (another) than its peers" in said(log)
+
+
+def test_a_node_with_another_torch_is_left_out(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings("fedavg", participation=1.0)
+    monkeypatch.setattr(client_app, "VERSIONS", "pfl_lite 0.1.0, torch 1.0")
+    strategy = server_app.Methodical(shared.part(config), InProcess(config), timeout=0.1)
+    assert not strategy.nodes and "client 0 runs pfl_lite 0.1.0, torch 1.0, the server" in said(log)
+
+
+def test_an_unknown_method_ends_the_run_before_it_starts() -> None:
+    with pytest.raises(InputError, match=r"ditot.*ditto"):
+        shared.part(tiny.RUN | {"method": "ditot"})
+
+
+def test_of_two_nodes_with_one_client_the_first_counts(log: pytest.LogCaptureFixture) -> None:
+    config = settings("fedavg")
+    grid = InProcess(config)
+    grid.contexts[103].node_config["partition-id"] = 0
+    strategy = server_app.Methodical(shared.part(config), grid, timeout=0.1)
+    assert strategy.nodes == {0: 100, 1: 101, 2: 102}
+    assert "client 0 is here already" in said(log)
+
+
+def cut_short(reply: Message) -> None:
+    for array in reply.content.array_records["up"].values():
+        array.data = array.data[:-3]
+
+
+def of_other_shape(reply: Message) -> None:
+    reply.content["up"] = shared.packed({"fc.weight": torch.zeros(2)})
+
+
+def of_another_run(reply: Message) -> None:
+    reply.content["about"]["series"] = "another"
+
+
+def of_no_client(reply: Message) -> None:
+    del reply.content["about"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (cut_short, "the reply of client 1 is damaged, and is left out"),
+        (of_other_shape, "client 1 sent other tensors than its peers, and is left out"),
+        (of_another_run, "a reply of client 1 belongs to another run or round"),
+        (of_no_client, "a reply does not say whose it is, and is left out"),
+    ],
+)
+def test_a_bad_reply_is_left_out_and_the_round_goes_on(
+    log: pytest.LogCaptureFixture, spoil: Callable[[Message], None], sentence: str
+) -> None:
+    config = settings("fedavg", participation=1.0, rounds=1)
+    grid = InProcess(config)
+
+    def spoil_one(reply: Message) -> None:
+        if reply.content["about"]["client"] == 1:
+            spoil(reply)
+
+    grid.spoil = spoil_one
+    strategy, _ = federated(config, grid)
+    assert strategy.history[0]["clients"] == [0, 2, 3] and sentence in said(log)
+    grid = InProcess(config)
+    grid.silent = {1}
+    without, _ = federated(config, grid)
+    assert all(torch.equal(strategy.server[name], without.server[name]) for name in without.server)
+
+
+def test_a_message_of_another_run_changes_nothing_on_a_node(tmp_path: Path) -> None:
+    config = settings("ditto", participation=1.0) | {"state-folder": str(tmp_path)}
+    strategy, grid = federated(config)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.pt")}
+    strategy.series = "another"
+    messages = strategy.configure_train(4, shared.packed({}), None, grid)  # type: ignore[arg-type]
+    replies = list(grid.send_and_receive(messages))
+    assert all("has other settings than the server" in reply.error.reason for reply in replies)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.pt")} == before

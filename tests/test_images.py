@@ -154,6 +154,28 @@ def test_glyphs_of_an_older_version_are_drawn_anew(folder: Path) -> None:
         assert int(file["version"]) == glyphs.VERSION
 
 
+def test_glyphs_with_a_version_that_is_no_number_are_drawn_anew(folder: Path) -> None:
+    load("glyphs")
+    with np.load(folder / "glyphs.npz") as kept:
+        np.savez(folder / "glyphs.npz", **({name: kept[name] for name in kept.files} | {"version": "x"}))
+    assert len(load("glyphs").train_labels) == 62 * glyphs.TRAIN_PER_CLASS
+
+
+def test_a_data_file_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(folder / "fashion_mnist.npz", **arrays())
+    checked = []
+    monkeypatch.setattr(images, "_check_card", lambda what, *_: checked.append(what))
+    load("fashion_mnist")
+    assert len(checked) == 2  # training and test images
+
+
+def test_grey_images_with_an_axis_of_one_channel_are_refused(folder: Path) -> None:
+    made = arrays()
+    np.savez(folder / "fashion_mnist.npz", **(made | {"train_images": made["train_images"][..., None]}))
+    with pytest.raises(InputError, match=r"must be \[n, H, H\] in gray, not \[20, 28, 28, 1\]"):
+        load("fashion_mnist")
+
+
 def test_glyphs_without_a_folder_to_write_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").write_text("in the way")
     monkeypatch.setenv("PFL_LITE_DATA", str(folder / "file"))

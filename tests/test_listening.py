@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import nbformat
 import pytest
 
 psutil = pytest.importorskip("psutil")
@@ -29,8 +31,8 @@ def listening(family: list[psutil.Process]) -> set[str]:
 
 
 def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, tmp_path: Path) -> None:
-    page = (repository / "book/many-machines.md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith("dask ")]
+    cells = nbformat.read(repository / "book/many-machines.ipynb", as_version=4).cells
+    lines = [line for cell in cells for line in cell.source.splitlines() if line.startswith("dask ")]
     assert len(lines) == 2
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = {"8786": str(one.getsockname()[1]), "8787": str(other.getsockname()[1])}
@@ -59,3 +61,14 @@ def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, 
                 child.kill()
             one.send_signal(signal.SIGKILL)
             one.wait()
+
+
+def test_jupyterlab_as_readers_are_told_to_start_it_listens_on_this_machine_only(repository: Path) -> None:
+    labapp = pytest.importorskip("jupyterlab.labapp")
+    pages = [repository / "Makefile", *repository.glob("*.md"), *repository.glob("book/*.md")]
+    told = [one for page in pages for one in re.findall(r"jupyter lab( -[^`\n]*)", page.read_text("utf-8"))]
+    assert len(told) >= 3  # Makefile, README and how-to-use
+    for options in told:
+        lab = labapp.LabApp.serverapp_class()
+        lab.parse_command_line(shlex.split(options))
+        assert lab.ip in ("localhost", "127.0.0.1"), options

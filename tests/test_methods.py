@@ -825,3 +825,13 @@ def test_an_answer_that_is_not_two_dicts_is_refused(
     mine = type("Mine", (FedAvg,), {"name": "mine", hook: wrong})
     with pytest.raises(InputError, match=f"^Mine.{hook} must return two dicts of tensors, what .* keep"):
         run(mine(), federation=federation, **FAST, engine=engine)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_all_clients_start_from_one_copy_of_their_first_state(name: str, federation: Any) -> None:
+    sim = untrained(name, federation, model=network_for(name), **QUICK.get(name, {}))
+    clients = sim.method.init(sim.start, sim.network, 40)[1]
+    assert all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in clients.values())
+    held = {rows.untyped_storage().data_ptr(): rows.untyped_storage().nbytes() for rows in clients.values()}
+    one = sum(tensor.untyped_storage().nbytes() for tensor in sim.start.values())
+    assert sum(held.values()) <= 2 * one + 8 * 40 * 40  # numbers a pair of clients aside

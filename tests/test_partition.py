@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -837,3 +838,35 @@ def test_a_file_that_is_no_partition_is_refused(arrays: dict[str, np.ndarray] | 
     path.write_bytes(b"PK none") if arrays is None else np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="holds no partition: name a file that"):
         parts.load_partition(str(path))
+
+
+def test_a_file_with_a_client_that_has_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
+    path, images = tmp_path / "clients.npz", load("digits:0.3")
+    clients = parts.partition(images, "iid", 3, 0)
+    parts.save_partition(
+        path, [clients[0], replace(clients[1], train=clients[1].train[:0]), clients[2]], images
+    )
+    with pytest.raises(InputError, match="client 1 has no training images: leave it out"):
+        parts.load_partition(str(path), 3, images)
+
+
+def test_tens_of_thousands_of_clients_get_an_image_each() -> None:
+    labels = labels_of([6_000] * 10)
+    clients = partition_labels(labels, labels_of([1_000] * 10), 10, "iid", 48_000, 0)
+    assert {len(client.train) for client in clients} == {1}
+
+
+@pytest.mark.parametrize("kinds", [(float, int, int | None), ("float", "int", "int | None")])
+def test_a_recipe_s_fields_may_be_typed_by_types_or_by_their_text(kinds: tuple[Any, ...]) -> None:
+    low, k, more = kinds
+    fields = [("low", low), ("k", k), ("more", more, None)]
+    own = make_dataclass("Own", fields, bases=(recipes.Iid,), frozen=True, namespace={"usage": "own:A:K:M"})
+    made = own.from_texts(["0.25", "3", "2"])
+    assert made.spec == "own:0.25:3:2" and [type(made.low), type(made.k), type(made.more)] == [
+        float,
+        int,
+        int,
+    ]
+    assert own.from_texts(["0.25", "3"]).spec == "own:0.25:3"
+    with pytest.raises(InputError, match=r"'0\.5' is not a whole number"):
+        own.from_texts(["0.25", "0.5"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ from tests import reference
 from tests.reference.common import SGD, Client, join, weighted_mean
 from tests.reference.dense import Learner, Net, forward
 
+ROOT = Path(__file__).resolve().parent.parent
 STATIC = Path(pfl_lite.__file__).parent / "static"
-SCRIPTS = {"pflExplorer": "explorer", "pflPlay": "play_core", "pflOffices": "play_offices"}
+SCRIPTS = ("explorer", "play_models", "play_core", "play_offices")
 NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     not (NODE or CHROMIUM), reason="neither node nor chromium, to run the page's JavaScript, is installed"
@@ -49,7 +51,7 @@ def javascript(expression: str, **values: Any) -> Any:
 
 def in_chromium(given: str, expression: str) -> Any:
     """The same in a page."""
-    scripts = "".join(f"<script>{(STATIC / f'{name}.js').read_text()}</script>" for name in SCRIPTS.values())
+    scripts = "".join(f"<script>{(STATIC / f'{name}.js').read_text()}</script>" for name in SCRIPTS)
     page = f"<!doctype html>{scripts}<pre id=a></pre><script>{given} const [P, O] = [pflPlay, pflOffices];"
     page += f"document.getElementById('a').textContent = JSON.stringify({expression})</script>"
     address = "data:text/html;base64," + base64.b64encode(page.encode()).decode()
@@ -306,6 +308,20 @@ def test_a_playground_is_whole_and_small(kind: str) -> None:
     assert all(office.name in page for office in OFFICES) and PLAYGROUNDS[kind] in page
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
     assert len(page) < 110_000 and page.count("</script>") == 2
+
+
+def test_a_page_that_names_a_playground_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = importlib.import_module("mended_pages")
+    named = {
+        kind
+        for path in (ROOT / "book").glob("*.md")
+        for kind in tool.PLAY.findall(path.read_text(encoding="utf-8"))
+    }
+    assert named == set(PLAYGROUNDS)
+    source = ["# A\n\n```{playground} server\n```\n\nAfter it."]
+    tool.with_playground(None, "a", source)
+    assert source[0] == f"# A\n\n````{{raw}} html\n{playground('server')}\n````\n\nAfter it."
 
 
 def test_an_unknown_playground_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -73,6 +74,26 @@ def test_lock_satisfies_pyproject(wanted: dict[str, Requirement]) -> None:
 def test_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == pfl_lite.__version__
+    deposit = json.loads((ROOT / ".zenodo.json").read_text())
+    for name in ("version", "title", "keywords"):
+        assert deposit[name] == citation[name]
+    assert (
+        deposit["description"] == citation["abstract"].strip() and deposit["license"] in citation["license"]
+    )
+    assert [one["name"] for one in deposit["creators"]] == [one["name"] for one in citation["authors"]]
+
+
+def test_conda_recipe_has_version_and_bounds_of_pyproject(project: dict) -> None:
+    text = (ROOT / "conda/meta.yaml").read_text()
+    assert f'version = "{pfl_lite.__version__}"' in text
+    recipe = yaml.safe_load(re.sub(r"\{%.*?%\}", "", text.replace("{{", "").replace("}}", "")))
+    conda = {(one := Requirement(line)).name: one.specifier for line in recipe["requirements"]["run"]}
+    assert str(conda.pop("python")) == project["requires-python"]
+    names = CONDA_NAMES | {"matplotlib": "matplotlib-base"}
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    assert conda == {names.get(one.name, one.name): one.specifier for one in wanted}
+    (script,) = recipe["build"]["entry_points"]
+    assert script == f"pfl-lite = {project['scripts']['pfl-lite']}"
 
 
 def test_workflows_test_the_oldest_python(project: dict) -> None:

@@ -583,6 +583,9 @@ def test_a_result_of_another_protocol_is_a_fault(
 
 
 def test_more_rounds_than_the_protocol_has_are_refused(tiny: str, tmp_path: Path) -> None:
+    for workers in (0, 1_001, 10**9):
+        with pytest.raises(InputError, match=f"workers must be 1 to 1,000, not {workers}"):
+            runner.reproduce(tiny, workers=workers, ledger=Ledger(tmp_path))
     with pytest.raises(InputError, match="tiny is trained for 2 rounds: ask for fewer, or leave rounds out"):
         runner.reproduce(tiny, ledger=Ledger(tmp_path), rounds=3, device="cpu")
 

@@ -157,8 +157,7 @@ def test_the_page_brings_everything_along() -> None:
 @pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.js")), ids=lambda path: path.stem)
 def test_a_script_is_short(script: Path) -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
-    trains = script.stem.startswith("play_")  # a playground: it trains where the others show
-    assert len(lines) < (310 if trains else 200) and max(map(len, lines)) < (280 if trains else 150)
+    assert len(lines) < 200 and max(map(len, lines)) < 150
 
 
 def test_a_program_that_runs_a_notebook_is_no_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +298,7 @@ def test_sentences_of_the_pages_by_hand() -> None:
     assert javascript(
         "e.view(v.record, v.settings).sentence", script=ROUTING, record=record, settings=settings
     ) == (
-        "round 7: blocks sent 1.0 a client, of 2, equal decisions 50 % two clients of one group, "
+        "round 7: blocks sent 1.0 per client, of 2, equal decisions 50 % two clients of one group, "
         "equal decisions 75 % two clients of different groups"
     )
     # The mixed logits are 2 (1 - g), 2 g and 0: A below one half, B above.
