@@ -1,184 +1,299 @@
-"""Turn a chapter into slides: reveal.js through nbconvert, from the headings, figures and equations of the chapter."""
+"""Make the slides of the units: one page each for reveal.js, from a unit's notebook and its description in slides/decks.yml."""
 
 from __future__ import annotations
 
+import argparse
+import base64
+import functools
 import re
 import shutil
+import sys
 from collections.abc import Iterator
-from itertools import pairwise
+from html import escape
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import nbformat
-from chapter_text import Chapter, Writer, exercises, pieces
-from nbconvert.exporters import SlidesExporter
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell
+import yaml
+from chapter_text import LAB, Chapter, Writer, exercises, function, pieces, questions
+from nbconvert.filters.markdown import markdown2html
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE_LINES = 36  # more do not fit on a slide
-EQUATIONS = 2  # on one slide
-SENTENCES = 2  # of a section's first paragraph, and of a point of what one has learned
-LEFT_OUT = {"Exercises", "Further reading", "Quiz"}
-FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
+SLIDES = ROOT / "tools/slides"
+CARDS = 2  # on one slide
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<link rel="stylesheet" href="vendor/reveal/reveal.css"><link rel="stylesheet" href="vendor/slides.css">
+<script>window.MathJax = {{tex: {{inlineMath: [["$", "$"]], processEscapes: true, tags: "none"}}}};</script>
+<script defer src="vendor/mathjax/tex-mml-chtml.js"></script></head>
+<body><main class="reveal"><div class="slides">
+{slides}
+</div></main>
+<script src="vendor/reveal/reveal.js"></script><script src="vendor/reveal/notes.js"></script>
+<script>Reveal.initialize({{hash: true, slideNumber: "c/t", transition: "none", width: 1280, height: 800, margin: 0.04,
+  center: false, plugins: [RevealNotes]}});</script>
+</body></html>
+"""
+PLAY = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">\n'
+PLAY += "<title>{title}</title></head><body><main><h1>{title}</h1>\n{page}\n</main></body></html>\n"
 
 
-def blocks(text: str) -> Iterator[str]:
-    """Paragraphs, lists, quotations and displayed formulas of a Markdown text, one by one."""
-    block: list[str] = []
-    formula = False
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("$$") and not formula:
-            if block:
-                yield "\n".join(block)
-            block, formula = [line], line.count("$$") == 1
-        elif formula:
-            block.append(line)
-            if line.startswith("$$"):
-                yield "\n".join(block)
-                block, formula = [], False
-        elif line.strip() or block[:1] == ["```"]:
-            block.append(line)
-        elif block:
-            yield "\n".join(block)
-            block = []
+class Slide(NamedTuple):
+    """A slide: its heading, what it shows as HTML, what the speaker says, and the minutes it takes."""
+
+    heading: str
+    shown: str
+    notes: str
+    minutes: int
 
 
-def sentences(paragraph: str) -> list[str]:
-    """The sentences of a paragraph; a full stop inside a formula or before a small letter ends none."""
-    return re.split(r"(?<=[.?!:])\s+(?=[A-Z*_`$\[])", " ".join(paragraph.split()))
+class Picture(NamedTuple):
+    """A figure of a unit: where its image lies, its alternative text and its caption."""
+
+    source: str
+    alt: str
+    caption: str
 
 
-def opening(paragraph: str, following: str) -> str:
-    """The first sentences of a paragraph, but none that announces what no slide shows; a formula that follows is shown."""
-    shown = sentences(paragraph)[:SENTENCES]
-    if shown[-1].endswith(":") and not following.startswith("$$"):
-        shown = shown[:-1] or [shown[-1][:-1] + "."]
-    return " ".join(shown)
+@functools.cache
+def decks() -> dict[str, Any]:
+    """The descriptions of slides/decks.yml by unit."""
+    described: dict[str, Any] = yaml.safe_load((SLIDES / "decks.yml").read_text(encoding="utf-8"))
+    return described
 
 
-def lead_of(paragraph: str) -> str:
-    """The last sentence of a paragraph, after the bold words with which it opens: they say whom "it" stands for."""
-    if not paragraph or paragraph.startswith(("- ", "|", ">")):
-        return ""
-    *earlier, last = sentences(paragraph)
-    name = re.match(r"\*\*(.+?)\.?\*\*", paragraph)
-    return f"**{name[1]}.** {last}" if name and earlier else last
+def embedded(path: Path) -> str:
+    """A picture in SVG as an address that holds it."""
+    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
-def markdown_slides(chapter: Chapter, writer: Writer) -> Iterator[tuple[str, NotebookNode]]:
-    """The slides of a chapter as (reveal's type of the cell, cell).
-
-    The rule: the title with what one will learn; a slide for every section with its first two sentences, and the formula that
-    they lead to; its numbered equations, each with the sentence that leads to it; one slide per figure; code that is not folded
-    and fits on a slide; the names of the pitfalls; the names of the exercises; what one has learned. In the chapter, a
-    cell's own `slideshow.slide_type` goes before the rule: `skip` leaves it out, any other keeps it whole.
-    """
-    section, fresh, equations, before, unfinished = "", False, 0, "", False
-    pitfalls: list[str] = []
-
-    def close() -> Iterator[tuple[str, NotebookNode]]:
-        if pitfalls:
-            yield "-", new_markdown_cell("\n".join(f"- {name}" for name in pitfalls))
-            pitfalls.clear()
-
+def pictures(chapter: Chapter, writer: Writer) -> dict[str, Picture]:
+    """The figures of a chapter by their labels; of an animation or explorer there is none."""
+    found = {}
     for piece in pieces(chapter):
-        if piece.place != "text":
-            continue
         cell = piece.cell
-        wish = cell.metadata.get("slideshow", {}).get("slide_type")
-        if wish == "skip":
-            continue
-        if cell.cell_type == "code":
-            figure = cell.metadata.get("mystnb", {}).get("figure")
-            pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
-            if wish:
-                yield wish, new_code_cell(cell.source, outputs=cell.outputs)
-            elif figure and pictures:
-                picture = nbformat.from_dict(pictures[0])
-                alternative = cell.metadata["mystnb"].get("image", {}).get("alt", "")
-                picture["metadata"].setdefault("image/png", {})["alt"] = alternative
-                hidden = {"transient": {"remove_source": True}}
-                yield "subslide", new_code_cell("", outputs=[picture], metadata=hidden)
-                yield "-", new_markdown_cell(writer.caption(figure))
-            elif (
-                not FOLDED & set(cell.metadata.get("tags", []))
-                and not figure
-                and cell.source.count("\n") < CODE_LINES
-            ):
-                yield "subslide", new_code_cell(cell.source)
-            continue
-        text = writer.plain(cell.source)
-        if wish:
-            yield wish, new_markdown_cell(text)
-            continue
-        for block, following in pairwise([*blocks(text), ""]):
-            if heading := re.match(r"(#+) (.*)", block):
-                level, title = len(heading[1]), heading[2]
-                pitfall_section = section.startswith("Common pitfalls")
-                if level < 3:
-                    yield from close()
-                    section, fresh, equations = title, True, 0
-                    if title not in LEFT_OUT:
-                        yield "slide", new_markdown_cell(block)
-                elif pitfall_section:
-                    pitfalls.append(re.sub(r"^\d+\. ", "", title))
-                elif section not in LEFT_OUT:
-                    fresh, equations = True, 0
-                    yield "subslide", new_markdown_cell(block)
-            elif section in LEFT_OUT:
-                pass
-            elif section.startswith("Common pitfalls"):
-                if bold := re.match(r"\*\*(.+?)\*\*", block):
-                    pitfalls.append(bold[1].rstrip("."))
-            elif block.startswith("$$"):
-                if "\\tag" in block or unfinished:
-                    equations += 1
-                    if equations > EQUATIONS:
-                        equations = 1
-                        yield "subslide", new_markdown_cell(f"### {section}")
-                    lead = lead_of(before)
-                    yield "-", new_markdown_cell(f"{lead}\n\n{block}" if lead else block)
-                before, unfinished = "", False
-            elif block.startswith("![") and section == chapter.title:
-                yield "-", new_markdown_cell(block)
-            elif block.startswith("> ") and section == chapter.title:
-                yield "-", new_markdown_cell("\n".join(line[2:] for line in block.splitlines()))
-                fresh = False
-            elif block.startswith("- ") and section == "What you learned":
-                points = [" ".join(sentences(point)[:SENTENCES]) for point in block[2:].split("\n- ")]
-                yield "-", new_markdown_cell("\n".join(f"- {point}" for point in points))
-            elif fresh and section != chapter.title and not block.startswith(("|", "*Table")):
-                shown = block if block.startswith("- ") else opening(block, following)
-                yield "-", new_markdown_cell(shown)
-                fresh, before, unfinished = False, "", not shown.endswith((".", "!", "?"))
-            else:
-                before, unfinished = block, False
-    yield from close()
-    if listed := exercises(chapter):
-        names = "\n".join(
-            f"- {one.number} {one.title}{f' ({one.kind})' if one.kind else ''}" for one in listed
+        if cell.cell_type == "markdown":
+            blocks = re.findall(
+                r"^```\{figure\} *(\S+\.svg)\n((?::.*\n)*)(.*?)\n```$", cell.source, re.MULTILINE | re.DOTALL
+            )
+            for name, options, caption in blocks:
+                asked = dict(re.findall(r"^:(\w+): *(.*)$", options, re.MULTILINE))
+                text = writer.plain(caption.strip())
+                source = embedded(ROOT / "book" / name)
+                found[asked.get("name", name)] = Picture(source, asked.get("alt", ""), text)
+        elif figure := cell.metadata.get("mystnb", {}).get("figure"):
+            for output in cell.outputs:
+                if data := output.get("data", {}).get("image/png"):
+                    alt = cell.metadata["mystnb"].get("image", {}).get("alt", "")
+                    source = "data:image/png;base64," + data.replace("\n", "")
+                    found[figure.get("name", cell.id)] = Picture(source, alt, writer.caption(figure))
+    return found
+
+
+def equation(chapter: Chapter, label: str) -> str:
+    """A displayed formula by its label, or by its number if the label is `tag:NUMBER`."""
+    text = "\n\n".join(cell.source for cell in chapter.notebook.cells if cell.cell_type == "markdown")
+    number = label.removeprefix("tag:")
+    for found in re.finditer(
+        r"^\$\$\n(.*?)\n?\$\$ *(?:\(([\w-]+)\))?|^```\{math\}\n:label: *(\S+)\n(.*?)\n```$",
+        text,
+        re.MULTILINE | re.DOTALL,
+    ):
+        formula, name = found[1] or found[4], found[2] or found[3]
+        if name == label or (number != label and rf"\tag{{{number}}}" in formula):
+            return f"<p>$$\n{escape(formula, quote=False)}\n$$</p>"
+    raise KeyError(f"{chapter.name} has no formula {label}")
+
+
+def shown(show: str, chapter: Chapter, writer: Writer) -> str:
+    """What a description's `show` names, as HTML."""
+    if show.startswith("fig-"):
+        picture = pictures(chapter, writer)[show]
+        return f'<img src="{picture.source}" alt="{escape(picture.alt)}">'
+    if show.startswith(("eq-", "tag:")):
+        return equation(chapter, show)
+    name, _, part = show.partition(":")
+    cell = next(cell for cell in chapter.notebook.cells if cell.id == name)
+    if part == "out":
+        text = "".join(output.get("text", "") for output in cell.outputs)
+        return f'<pre class="printed">{escape(text.rstrip())}</pre>'
+    source = function(cell.source, part) if part else cell.source
+    return str(
+        highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, style="a11y-high-contrast-light"))
+    )
+
+
+def opening(chapter: Chapter, writer: Writer) -> str:
+    """The complaint with which a unit begins, as plain Markdown; empty if it has none."""
+    parts = chapter.notebook.cells[0].source.split(f"# {chapter.title}\n", 1)[1].strip().split("\n\n")
+    return writer.plain(parts[0]) if parts[0].startswith("**") else ""
+
+
+def learned(chapter: Chapter, writer: Writer) -> list[str]:
+    """The points of *What you learned*, the first sentence of each."""
+    text = next(
+        (c.source.split("## What you learned")[1] for c in chapter.notebook.cells if "## What you learned" in c.source), ""
+    )  # fmt: skip
+    points = re.findall(r"^- (.*(?:\n  .*)*)", text, re.MULTILINE)
+    return [
+        re.split(r"(?<=[.:;]) +(?=[A-Z*$])", " ".join(writer.plain(point).split()))[0] for point in points
+    ]
+
+
+def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
+    """The slides of a unit: title, complaint and question, cards, one idea each, playground, quiz, what one has learned.
+
+    A unit that decks.yml does not describe gets its figures with the first sentences of their captions.
+    """
+    described = decks().get(chapter.name, {})
+    before = next((c.source for c in chapter.notebook.cells if "**Before you start.**" in c.source), "")
+    needs = re.search(r"\*\*Before you start\.\*\* *(.*?)(?=\*\*Time|\Z)", before, re.DOTALL)
+    subtitle = '<p class="sub">Personalized federated learning, by running it</p>'
+    start = f"They should know: {writer.plain(' '.join(needs[1].split()))}" if needs else "Welcome them."
+    yield Slide("", f"<h1>{escape(chapter.title)}</h1>{subtitle}", start, 1)
+    asked = described.get("question", f"What is behind “{chapter.title}”?")
+    complaint = markdown2html(opening(chapter, writer))
+    ask = (
+        "Read the complaint aloud and let the room answer the question before you do. Write the guesses down."
+    )
+    yield Slide(
+        "", f'<div class="complaint">{complaint}</div><p class="question">{escape(asked)}</p>', ask, 3
+    )
+    cells = {cell.id: cell.source for cell in chapter.notebook.cells}
+    cards = re.findall(r"!\[([^\]]*)\]\((figures/cards/card-[\w-]+\.svg)\)", cells.get("cards", ""))
+    for number in range(0, len(cards), CARDS):
+        two = cards[number : number + CARDS]
+        images = [
+            f'<img src="{embedded(ROOT / "book" / name)}" alt="{escape(words)}">' for words, name in two
+        ]
+        say = " ".join(words.split(" Server:")[0] for words, _ in two)
+        yield Slide(
+            "What is shared, and what stays?", f'<div class="cards n{len(two)}">{"".join(images)}</div>',
+            f"{say} Hatched travels, blue is shared, an office's color stays there.", 2,
+        )  # fmt: skip
+    for one in described.get("slides", []):
+        other = next(known for known in writer.chapters if known.name == one.get("from", chapter.name))
+        notes = one["notes"]
+        if one["show"].startswith("fig-"):
+            caption = pictures(other, writer)[one["show"]].caption
+            notes += " " + caption[caption.find("What to see") :] if "What to see" in caption else ""
+        yield Slide(one["say"], shown(one["show"], other, writer), notes, one["min"])
+    if not described:
+        for picture in pictures(chapter, writer).values():
+            first = re.split(r"(?<=[.:]) ", re.sub(r"^Figure [\d.]+\. ", "", picture.caption))[0]
+            image = f'<img src="{picture.source}" alt="{escape(picture.alt)}">'
+            yield Slide(first.rstrip(".:"), image, picture.caption, 4)
+    play = described.get("play", "server")
+    yield Slide(
+        "Touch it",
+        f'<p class="play"><a href="play-{play}.html">{PLAYGROUNDS[play]}</a></p><p>It trains in the page: no network, no '
+        "installation. Phones will do.</p>",
+        "Let them predict, change one thing, and look. One sentence from each table at the end.", 5,
+    )  # fmt: skip
+    if quiz := questions(chapter):
+        first = quiz[0]
+        options = "".join(f"<li>{answer.words}</li>" for answer in first.answers)
+        right = next(answer for answer in first.answers if answer.right)
+        yield Slide(
+            "Hands up", f'{markdown2html(first.words)}<ol class="options" type="A">{options}</ol>'
+            f'<div class="fragment answer">{markdown2html(f"**{right.words}.** {right.why}")}</div>',
+            "A show of hands first; then neighbors convince each other; then hands again. The next step shows the answer. The "
+            "other questions are in the unit, and as QTI and Moodle XML in the folder quizzes.", 5,
+        )  # fmt: skip
+    if points := learned(chapter, writer):
+        home = ", ".join(f"{one.number} {one.title}" for one in exercises(chapter))
+        yield Slide(
+            "What you learned",
+            markdown2html("\n".join(f"- {point}" for point in points)),
+            f"Go back to the guesses. At home: {home}.",
+            3,
         )
-        yield "slide", new_markdown_cell(f"## Exercises\n\n{names}")
+
+
+def write_shared(folder: Path) -> None:
+    """Put what all decks of a folder share there: scripts, styles and the playgrounds."""
+    if (folder / "vendor").is_dir():
+        return
+    shutil.copytree(SLIDES / "vendor", folder / "vendor")
+    shutil.copy(SLIDES / "slides.css", folder / "vendor")
+    shutil.copytree(ROOT / "book/_extra/_static/vendor/mathjax", folder / "vendor/mathjax")
+    for kind, title in PLAYGROUNDS.items():
+        page = PLAY.format(title=title, page=playground(kind))
+        (folder / f"play-{kind}.html").write_text(page, encoding="utf-8")
 
 
 def write_slides(chapter: Chapter, writer: Writer, folder: Path) -> None:
-    """Write the slides of a chapter as one page into a folder, with the scripts that all decks of the folder share."""
-    vendor = folder / "vendor"
-    if not vendor.is_dir():
-        shutil.copytree(ROOT / "tools/slides/vendor", vendor)
-        shutil.copytree(ROOT / "book/_extra/_static/vendor/mathjax", vendor / "mathjax")
-        # Where nbconvert's template looks for the two style sheets.
-        (vendor / "reveal/dist/theme").mkdir(parents=True)
-        shutil.move(vendor / "reveal/reveal.css", vendor / "reveal/dist")
-        shutil.copy(ROOT / "tools/slides/slides.css", vendor / "reveal/dist/theme")
-    cells = []
-    for number, (kind, cell) in enumerate(markdown_slides(chapter, writer)):
-        cell.id, cell.metadata["slideshow"] = f"slide-{number}", {"slide_type": kind}
-        cells.append(cell)
-    deck = nbformat.v4.new_notebook(cells=cells, metadata={"title": chapter.title})
-    exporter = SlidesExporter(
-        template_name="slides", extra_template_basedirs=[str(ROOT / "tools")],
-        reveal_url_prefix="vendor/reveal", reveal_theme="slides", exclude_input_prompt=True, exclude_output_prompt=True,
-    )  # fmt: skip
-    page, _ = exporter.from_notebook_node(deck)
+    """Write the slides of a unit as one page into a folder, beside what all decks share."""
+    write_shared(folder)
+    made, clock = [], 0
+    for slide in slides(chapter, writer):
+        heading = f"<h2>{escape(slide.heading, quote=False)}</h2>\n" if slide.heading else ""
+        notes = f"<p><b>Minute {clock}, for {slide.minutes}.</b></p>{markdown2html(slide.notes)}"
+        made.append(f'<section>\n{heading}{slide.shown}\n<aside class="notes">{notes}</aside>\n</section>')
+        clock += slide.minutes
+    page = PAGE.format(title=escape(chapter.title), slides="\n".join(made))
     (folder / f"{chapter.name}.html").write_text(page, encoding="utf-8")
+
+
+def plan(chapter: Chapter, writer: Writer) -> list[tuple[int, str]]:
+    """From which minute on each slide of a unit is shown, with its heading; the last entry is the end."""
+    rows: list[tuple[int, str]] = []
+    clock = 0
+    for number, slide in enumerate(slides(chapter, writer)):
+        heading = slide.heading or ("title", "the question")[min(number, 1)]
+        if not rows or rows[-1][1] != heading:
+            rows.append((clock, heading))
+        clock += slide.minutes
+    return [*rows, (clock, "end")]
+
+
+def teaching(writer: Writer) -> str:
+    """What the page for teachers says of every unit: the minutes of its slides, and its exercises with marks and hints."""
+    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
+    lines = []
+    for chapter in writer.chapters:
+        if chapter.name not in decks():
+            continue
+        steps = plan(chapter, writer)
+        lines += [f"### [{chapter.title}]({chapter.name}), {steps[-1][0]} minutes\n"]
+        lines += [" · ".join(f"**{clock}** {heading}" for clock, heading in steps[:-1]) + "\n"]
+        lines += [
+            "| Exercise | Minutes | Level | A point for each | First hint | Second hint |",
+            "|---|---|---|---|---|---|",
+        ]
+        for one in exercises(chapter):
+            minutes, level, marks, first, second = described[one.label]
+            stars = "●" * level + "○" * (3 - level)
+            lines.append(f"| {{numref}}`{one.label}` | {minutes} | {stars} | {marks} | {first} | {second} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the slides of all units, or of those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="units, without .ipynb (default: all)")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "_build/slides", help="folder that is written anew"
+    )
+    asked = parser.parse_args()
+    writer = Writer(ROOT / "book")
+    units = [one for one in writer.chapters if not one.name.startswith(LAB)]
+    if unknown := set(asked.names) - {one.name for one in units}:
+        raise SystemExit(f"chapter_slides: no unit '{min(unknown)}'")
+    shutil.rmtree(asked.output, ignore_errors=True)
+    asked.output.mkdir(parents=True)
+    for chapter in units:
+        if not asked.names or chapter.name in asked.names:
+            write_slides(chapter, writer, asked.output)
+            print(f"{asked.output / chapter.name}.html, {plan(chapter, writer)[-1][0]} minutes", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import nbformat
 import yaml
+from bs4 import BeautifulSoup
 from nbformat import NotebookNode
 from pybtex.database import parse_file
 
@@ -16,6 +18,7 @@ from pybtex.database import parse_file
 GATE = re.compile(r"^```\{(exercise|solution)-(start|end)\} *(.*)\n((?::.*\n)*)```$\n?", re.MULTILINE)
 KIND = re.compile(r"\(?(recall|derive|code|explore)\b", re.IGNORECASE)
 KINDS = ("recall", "derive", "code", "explore")
+FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of code that a page does not show
 LAB = "lab-"  # the page lab-NAME is the laboratory of the unit NAME
 BESIDE = {"Playgrounds", "Laboratory", "Reference"}  # parts of the contents that are not the course
 
@@ -95,6 +98,45 @@ def pieces(chapter: Chapter) -> Iterator[Piece]:
 def exercises(chapter: Chapter) -> list[Exercise]:
     """The exercises of a chapter."""
     return [piece.exercise for piece in pieces(chapter) if piece.place == "exercise" and piece.exercise]
+
+
+class Answer(NamedTuple):
+    """An answer to a question of a quiz: its words, why it is right or wrong, and which of the two."""
+
+    words: str
+    why: str
+    right: bool
+
+
+class Question(NamedTuple):
+    """A question of a quiz in Markdown, without its number, and its answers."""
+
+    words: str
+    answers: list[Answer]
+
+
+def questions(chapter: Chapter) -> list[Question]:
+    """The quiz of a chapter: the questions in the cells whose id begins with `quiz`."""
+    cells = [cell.source for cell in chapter.notebook.cells if cell.id.startswith("quiz")]
+    found = []
+    for part in "\n".join(cells).split('<div class="quiz">')[1:]:
+        words = re.sub(r"^\s*\*\*\d+\.\*\*\s*", "", part.split("<details", 1)[0]).strip()
+        answers = []
+        for one in BeautifulSoup(part, "html.parser").find_all("details"):
+            summary = one.find("summary").extract()  # type: ignore[union-attr]
+            why = re.sub(r"^(Right|No)\.\s*", "", one.get_text().strip())
+            right = "right" in (one.get("class") or [])
+            answers.append(Answer(summary.get_text().strip(), why, right))
+        found.append(Question(words, answers))
+    return found
+
+
+def function(source: str, name: str) -> str:
+    """The source of one function of a cell."""
+    node = next(
+        one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name
+    )
+    return "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
 
 
 class Writer:

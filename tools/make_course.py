@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 from chapter_slides import write_slides
 from chapter_text import LAB, Chapter, Exercise, Piece, Writer, pieces
+from make_quizzes import make as write_quizzes
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 from nbgrader.apps import NbGraderAPI
@@ -159,8 +160,9 @@ READ_FIRST = """# A course on personalized federated learning
 | Folder | For | What |
 |---|---|---|
 | `student/` | students | units and laboratories as notebooks, with stubs in the place of solutions |
-| `slides/` | every reader | one file per unit; opens in a browser, without a network |
+| `slides/` | every reader | one file per unit; opens in a browser, without a network; key S shows what the speaker says |
 | `instructor/` | teachers | the same notebooks with solutions, and answers to the exam questions |
+| `quizzes/` | teachers | all quizzes as QTI 2.1 (Canvas, Blackboard, ILIAS, ...) and as Moodle XML, with keys |
 | `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
 
 Hand out `student/` and `slides/`, not this whole folder. `student/README.md` says what students install, and that they need
@@ -216,7 +218,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
         source.mkdir(parents=True)
         nbformat.write(edition(chapter, writer, solved=False), source / f"{chapter.name}.ipynb")
         for name in pictures(chapter):
-            for folder in (source, student, instructor, slides):
+            for folder in (source, student, instructor):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(book / name, folder / name)
         release(grading, chapter.name)
@@ -225,6 +227,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
         if not chapter.name.startswith(LAB):
             write_slides(chapter, writer, slides)
         print(f"  {chapter.name}", flush=True)
+    write_quizzes(writer, output / "quizzes")
     shutil.copy(book / "_instructor/exam-answers.md", instructor)
     for licence in ("LICENSE", "LICENSE-TEXT"):
         shutil.copy(ROOT / licence, output)

@@ -3,13 +3,20 @@
 Jupyter Book puts Thebe's scripts on every page, twice, although Thebe is off: the second declares the constants of the
 first again, an error in the browser. And sphinx-exercise tells Sphinx how the page of the whole book shows an exercise,
 whereupon Sphinx forgets how that page shows what the other extensions have added.
+
+It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sphinx.application import Sphinx
+
+from pfl_lite.show.playgrounds import playground
+
+PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 
 
 def of_thebe(script: Any) -> bool:
@@ -29,8 +36,14 @@ def whole_book(app: Sphinx) -> None:
     handlers["singlehtml"] = handlers.get("html", {}) | handlers.get("singlehtml", {})
 
 
+def with_playground(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Put a playground where a page names one."""
+    source[0] = PLAY.sub(lambda found: f"````{{raw}} html\n{playground(found[1])}\n````", source[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
     app.connect("builder-inited", whole_book)
+    app.connect("source-read", with_playground)
     app.connect("html-page-context", without_thebe, priority=100)
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Write what the book shows of the methods' cards, of ideas and of the playgrounds, from their descriptions."""
+"""Write what the book shows of the methods' cards and of ideas, from their descriptions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cheat_sheet
 import draw_ideas as ideas
+from chapter_slides import teaching
+from chapter_text import Writer
 
 from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
-from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 from pfl_lite.show.plots import METHOD_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,9 +93,9 @@ def files() -> Iterator[tuple[Path, str]]:
     yield folder / "map-of-methods.svg", poster()
     yield folder / "key.svg", key()
     yield folder / "gallery.txt", gallery()
-    for kind in PLAYGROUNDS:
-        yield ROOT / f"book/play/{kind}.html", playground(kind)
     yield ROOT / "book/map-of-methods.md", MAP.format(count=len(CARDS), folder=FOLDER, table=table())
+    yield ROOT / "book/_instructor/plans.txt", teaching(Writer(ROOT / "book"))
+    yield cheat_sheet.PAGE, cheat_sheet.page()
     for name, idea in ideas.IDEAS.items():
         yield ROOT / f"book/figures/ideas/idea-{name}.svg", ideas.svg(idea)
     chapters = [card.chapter for card in CARDS.values()] + [idea.chapter for idea in ideas.IDEAS.values()]

@@ -78,7 +78,7 @@ API_LEAD = """\
 # The package, room by room
 
 `pfl_lite` is small enough to be read from the ground floor up. Arrows point down only: data and models know
-nobody; a method knows models; the engine knows the interface of a method, never one method by name;
+nothing above them; a method knows models; the engine knows the interface of a method, never one method by name;
 papers know the engine's words, results know papers, what is shown knows results, and the command line is
 the roof. Each entry links to its source.
 """
@@ -123,9 +123,9 @@ def card_section(card: Card) -> str:
     rows = {
         "Name on the command line": f"`{card.name}`",
         "Source": card.source,
-        "Licence": card.licence,
+        "License": card.licence,
         "Images": card.extent,
-        "Size": f"{card.size} × {card.size} pixels, {'colour' if card.channels == 3 else 'grey'}",
+        "Size": f"{card.size} × {card.size} pixels, {'color' if card.channels == 3 else 'gray'}",
         "Classes": str(len(card.classes)),
         "Mean, standard deviation": " and ".join(numbers),
         "How to get it": card.how_to_get,

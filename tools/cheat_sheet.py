@@ -1,0 +1,133 @@
+"""The cheat sheet: every method in one line of a page of its own, and on one sheet of A4 as a PDF (with Chromium)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from html import escape
+from pathlib import Path
+
+from make_pdf import ROOT, chromium
+
+from pfl_lite.show.cards import CARDS, Piece
+from pfl_lite.show.plots import METHOD_LABELS
+
+PAGE = ROOT / "book/cheat-sheet.md"
+# What the cards do not say: the line in which a method differs, in the letters of the page Notation.
+EQUATIONS = {
+    "local": r"\theta_i \leftarrow \theta_i - \eta \nabla f_i(\theta_i)",
+    "fedavg": r"\theta \leftarrow \sum_i \frac{n_i}{n} \theta_i",
+    "pfl_ft": r"\theta_i \leftarrow \mathrm{SGD}(\theta;\, f_i)",
+    "fedprox": r"d_i = \nabla f_i(y) + \mu (y - \theta)",
+    "scaffold": r"d_i = \nabla f_i(y) + c - c_i",
+    "moon": r"f_i + \mu\, \ell_{\mathrm{con}}(z, z_{\theta}, z_{\mathrm{last}})",
+    "fedper": r"\min_{s, p_i} \sum_i \frac{n_i}{n} f_i(s, p_i)",
+    "fedrep": r"p_i \leftarrow \mathrm{SGD}(p_i),\; s_i \leftarrow \mathrm{SGD}(s)",
+    "lg_fedavg": r"\min_{p_i, s} \sum_i \frac{n_i}{n} f_i(p_i, s)",
+    "pfl_fb": r"p_i \leftarrow \mathrm{SGD}(p;\, f_i(s, \cdot))",
+    "pfedme": r"F_i(w) = \min_\theta f_i(\theta) + \frac{\lambda}{2} \lVert \theta - w \rVert^2",
+    "ditto": r"\min_{v_i} f_i(v_i) + \frac{\lambda}{2} \lVert v_i - w \rVert^2",
+    "apfl": r"\bar v_i = \alpha_i v_i + (1 - \alpha_i) w",
+    "perfedavg": r"\min_w \sum_i f_i(w - a \nabla f_i(w))",
+    "ifca": r"\hat\jmath_i = \arg\min_j f_i(\theta_j)",
+    "cfl": r"\min_{c_1, c_2} \max_{i \in c_1, j \in c_2} \cos(\Delta_i, \Delta_j)",
+    "fedfomo": r"a_n \propto \max(0, \frac{L_i(\theta_i^-) - L_i(\theta_n)}{\lVert \theta_n - \theta_i^- \rVert})",
+    "fedamp": r"\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}",
+    "fedem": r"q_{s,m} \propto \pi_{i,m} e^{-\ell_m(s)}",
+    "pfl_moe": r"g\, M(\theta; x) + (1 - g) M(\theta_i; x)",
+    "pfl_mf": r"g = \sigma(G(w_i; x))",
+    "pfl_mfe": r"g = \sigma(G(w_i; a(x)))",
+    "pfedhn": r"\theta_i = h(e_i; \varphi)",
+    "fedmn": r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
+    "pfedmb": r"W_l = \sum_b \alpha_{l,b} W_{l,b}",
+}
+TITLES = "Method", "Shared", "Stays", "The knob", "Cost per office and round", "The line that differs"
+INTRO = """\
+# Cheat sheet
+
+Every method of this book in one line: what the offices share, what stays with each, the one number to turn first,
+what a round costs, and the line in which it differs. The letters are those of {{doc}}`notation`; pictures are on the
+[map](map-of-methods). `make sheet` writes it as one page of A4 in PDF.
+
+{table}
+
+**First** run Local, FedAvg and FedAvg with fine-tuning ([What to try first](what-to-try-first)). Compare in pairs, client by
+client, with an interval, on seeds that differ ([One model or many](one-model-or-many)).
+"""
+STYLE = """
+@page { size: A4 landscape; margin: 7mm } body { margin: 0; font: 9pt/1.15 system-ui, sans-serif; color: #1f2937 }
+h1 { margin: 0 0 1mm; font-size: 17pt } p { margin: 1mm 0 }
+table { border-collapse: collapse; width: 100% } th { text-align: left; border-bottom: 1.2pt solid #1f2937 }
+td { padding: 0.7mm 1.6mm 0.7mm 0; border-bottom: 0.4pt solid #c9d0d9; vertical-align: middle }
+td:first-child { font-weight: 700; white-space: nowrap }
+tr.first td { border-top: 1pt solid #4b5563 } small { color: #4b5563 } mjx-container { font-size: 100% !important }
+"""
+
+
+def named(pieces: tuple[Piece, ...], own: bool) -> str:
+    """The pieces of an office that are shared, or its own."""
+    return ", ".join(piece.label for piece in pieces if piece.own == own) or "nothing"
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The lines of the sheet: the method and five columns; a formula is LaTeX."""
+    return [
+        (method, named(card.office, False), named(card.office, True), card.knob, card.cost, EQUATIONS[method])
+        for method, card in CARDS.items()
+    ]
+
+
+def page() -> str:
+    """The page of the book."""
+    lines = [f"| {' | '.join(TITLES)} |", f"|{'---|' * len(TITLES)}"]
+    for method, *facts, equation in rows():
+        link = f"[{METHOD_LABELS[method]}]({CARDS[method].chapter})"
+        lines.append(f"| {' | '.join([link, *facts])} | ${equation}$ |")
+    return INTRO.format(table="\n".join(lines))
+
+
+def sheet(mathjax: str) -> str:
+    """The sheet as a page to print."""
+    body, family = [], ""
+    for method, *facts, equation in rows():
+        card = CARDS[method]
+        mark = ' class="first"' if card.family != family else ""
+        label = f"{escape(METHOD_LABELS[method])} <small>{escape(card.family) if mark else ''}</small>"
+        cells = "".join(f"<td>{escape(fact)}</td>" for fact in facts)
+        body.append(f"<tr{mark}><td>{label}</td>{cells}<td>\\({escape(equation)}\\)</td></tr>")
+        family = card.family
+    heads = "".join(f"<th>{title}</th>" for title in TITLES)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Cheat sheet</title><style>{STYLE}</style>'
+        f'<script src="{mathjax}"></script><h1>Personalized federated learning: every method in one line</h1>'
+        f"<table><tr>{heads}</tr>{''.join(body)}</table><p><b>First</b> run Local, FedAvg and FedAvg with fine-tuning. Compare "
+        "in pairs, client by client, with an interval. Per office: f<sub>i</sub> its loss, n<sub>i</sub> its images, "
+        "θ<sub>i</sub>, v<sub>i</sub> its model; θ, w the common one.</p></html>"
+    )
+
+
+def main() -> int:
+    """Write _build/cheat-sheet.pdf."""
+    browser, output = chromium(), ROOT / "_build/cheat-sheet.pdf"
+    if browser is None:
+        print("the sheet as a PDF needs Chromium; the page is book/cheat-sheet.md")
+        return 1
+    output.parent.mkdir(exist_ok=True)
+    mathjax = (ROOT / "book/_extra/_static/vendor/mathjax/tex-mml-chtml.js").as_uri()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sheet.html"
+        path.write_text(sheet(mathjax), encoding="utf-8")
+        command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+        command += [
+            "--virtual-time-budget=60000",
+            f"--user-data-dir={folder}/profile",
+            f"--print-to-pdf={output}",
+        ]
+        subprocess.run([*command, path.as_uri()], check=True, capture_output=True)
+    print(f"wrote {output.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

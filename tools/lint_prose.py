@@ -1,0 +1,79 @@
+"""Read pages, Markdown cells, captions, docstrings and messages with codespell, American spelling and the words of this house."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+HOUSE = ROOT / "tools/house_words.txt"
+PAGES = ("book/*.ipynb", "book/*.md", "*.md", "benchmarks/*.md", "examples/*/*.md", "data/*.md")
+CODE = ("pfl_lite/**/*.py", "examples/**/*.py")
+# Names of files, code, formulas, addresses, citations and links' targets keep their spelling.
+NAMES = re.compile(
+    r"^```(?!\{(?:exercise|solution|admonition|warning|note|figure)).*?^```|``.*?``|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)\n]*\)"
+    r"|https?://\S+|<[^>\n]*>|^\(\S+\)=$|^:\w+:.*$|\S*[_/=]\S*",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def blank(text: str) -> str:
+    """The text without names; every line stays where it was."""
+    return NAMES.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+def words(cell: nbformat.NotebookNode) -> str:
+    """The caption and the words for a picture of a code cell, on one line."""
+    shown = cell.metadata.get("mystnb", {})
+    return f"{shown.get('figure', {}).get('caption', '')} {shown.get('image', {}).get('alt', '')}"
+
+
+def sentences(path: Path) -> str:
+    """Docstrings and texts of three words and more of a Python file, each on its own lines."""
+    lines = [""] * (path.read_text(encoding="utf-8").count("\n") + 2)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) >= 3:
+            for at, line in enumerate(node.value.split("\n"), node.lineno - 1):
+                lines[min(at, len(lines) - 1)] += line + " "
+    return "\n".join(lines)
+
+
+def prose(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file with what people read in it."""
+    for path in sorted({path for pattern in (*PAGES, *CODE) for path in root.glob(pattern)}):
+        if path.suffix == ".ipynb":
+            cells = nbformat.read(path, as_version=4).cells
+            text = "\n".join(cell.source if cell.cell_type == "markdown" else words(cell) for cell in cells)
+        else:
+            text = sentences(path) if path.suffix == ".py" else path.read_text(encoding="utf-8")
+        yield path.relative_to(root), blank(text)
+
+
+def main() -> int:
+    """Print what is misspelled or not the house's word; 1 if there is any."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in prose(ROOT):
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "codespell_lib",
+            "-L",
+            "fo",
+            "--builtin",
+            "clear,rare,en-GB_to_en-US",
+        ]
+        done = subprocess.run([*command, "-D", "-", "-D", str(HOUSE), "."], cwd=folder)
+    return int(done.returncode != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
