@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test check site pdf map course mutations fuzz lab lint format chapters reference colab environment clean distclean lock
+.PHONY: help book test check site pdf map sheet course slides figures quizzes mutations fuzz kill lab lint format chapters reference colab environment clean distclean lock package
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -37,10 +37,21 @@ site: environment ## build the site from the chapters as they are stored (fast; 
 pdf: environment ## the course as one PDF, from the chapters as they are stored (_build/pdf; needs Chromium)
 	@$(PY) tools/make_pdf.py
 
-course: environment ## the teacher's files: student and instructor notebooks, grading, slides, a zip (_build/course)
+course: environment ## the teacher's files: student and instructor notebooks, grading, slides, quizzes, a zip (_build/course)
 	@rm -rf _build/wheel && tools/uv.sh build --wheel --quiet --out-dir _build/wheel || \
 	  tools/uv.sh build --wheel --quiet --out-dir _build/wheel --offline
 	@$(PY) tools/make_course.py --wheel "$$(echo _build/wheel/*.whl)"
+
+slides: environment ## the slides of all units, for any browser, without a network (_build/slides)
+	@$(PY) tools/chapter_slides.py $(NAMES)
+
+figures: environment ## all figures as SVG and PNG in one zip, drawn again from the pages' cells (_build/pfl-figures.zip)
+	@$(PY) tools/figures_zip.py $(NAMES)
+
+quizzes: environment ## the quizzes as QTI 2.1 and Moodle XML (_build/quizzes)
+	@$(PY) tools/make_quizzes.py
+package: ## wheel and sdist, installed into an empty environment and tried there
+	@tools/check_package.sh '$(PYTHON)'
 
 test: environment ## unit and property tests, the site, and every chapter against its stored outputs
 	@printf '\n== 1 of 2: the package, the repository and the site (collecting the tests takes a minute or two)\n'
@@ -58,13 +69,17 @@ mutations: environment ## break the methods one line at a time: does a test noti
 fuzz: environment ## hostile inputs, 1,900 of them, each in a process of its own (half an hour; SEED=7 for others)
 	$(QUIET) $(PY) -m tests.fuzzing --seed '$(or $(SEED),0)'
 
+kill: environment ## kill sweeps at twelve random moments of each kind (an hour; SEED=7 for others)
+	$(QUIET) $(PY) -m tests.killing --seed '$(or $(SEED),0)'
+
 lab: environment ## open JupyterLab on the chapters
 	$(VENV)/bin/jupyter lab --notebook-dir book
 
-lint: environment ## ruff, mypy, and actionlint on the workflows
+lint: environment ## ruff, mypy, codespell on what people read, and actionlint on the workflows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) tools/lint_prose.py
 	@tools/lint_workflows.sh
 
 format: environment ## let ruff mend and lay out the code
@@ -74,12 +89,16 @@ format: environment ## let ruff mend and lay out the code
 chapters: environment ## run chapters and keep their outputs in book/ (all, or NAMES="pfedmb notation")
 	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS)
 
-reference: environment ## write what is made from the code: reference pages, methods' cards, playgrounds
+reference: environment ## write what is made from the code: reference pages, methods' cards, all methods in one file
 	@$(PY) tools/update_reference.py
+	@$(PY) tools/one_file.py
 	@$(PY) tools/update_pictures.py
 
 map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
 	@$(PY) tools/make_map.py
+
+sheet: environment ## the cheat sheet, every method in one line, as one A4 page (_build/cheat-sheet.pdf; needs Chromium)
+	@$(PY) tools/cheat_sheet.py
 
 colab: environment ## let chapters install the package where it is missing, once the repository has a public remote
 	@$(PY) tools/add_install_cell.py

@@ -16,3 +16,55 @@ document.addEventListener("DOMContentLoaded", () => {
 document.addEventListener("DOMContentLoaded", () => {
   for (const entry of document.querySelectorAll(".citation-list > .citation")) entry.setAttribute("role", "listitem");
 });
+// One switch opens all folded code of a page. The next page remembers it; Alt+C is its key.
+document.addEventListener("DOMContentLoaded", () => {
+  const folded = document.querySelectorAll(".bd-article details.hide");
+  const place = document.querySelector(".article-header-buttons");
+  if (!folded.length || !place) return;
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "btn btn-sm pst-navbar-icon code-switch";
+  button.title = "Show all code (Alt+C)";
+  button.setAttribute("aria-label", "Show all code");
+  button.innerHTML = '<span class="btn__icon-container"><i class="fas fa-code"></i></span>';
+  const show = (all) => {
+    for (const one of folded) one.open = all;
+    button.setAttribute("aria-pressed", all);
+    try { localStorage.setItem("all-code", all); } catch { /* a browser that keeps nothing forgets this as well */ }
+  };
+  const turn = () => show(button.getAttribute("aria-pressed") !== "true");
+  let before = "false";
+  try { before = localStorage.getItem("all-code"); } catch { /* as above */ }
+  show(before === "true");
+  button.addEventListener("click", turn);
+  document.addEventListener("keydown", (event) => {
+    if (event.altKey && event.code === "KeyC") { event.preventDefault(); turn(); }
+  });
+  place.prepend(button);
+});
+// The answers of a quiz stand in another order at every visit; without scripts, in the order of the source.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const quiz of document.querySelectorAll(".quiz")) {
+    const answers = [...quiz.querySelectorAll(":scope > details")];
+    for (let last = answers.length - 1; last > 0; last--) {
+      const other = Math.floor(Math.random() * (last + 1));
+      [answers[last], answers[other]] = [answers[other], answers[last]];
+    }
+    quiz.append(...answers);
+  }
+});
+// The theme's buttons have labels that do not say what stands in them: one is named by its words, the other has no words but a label.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const button of document.querySelectorAll(".search-button-field")) button.removeAttribute("aria-label");
+  for (const icon of document.querySelectorAll(".theme-switch-button [title], .theme-switch-button svg")) {
+    icon.removeAttribute("title");
+    icon.removeAttribute("aria-labelledby");
+    icon.querySelector("title")?.remove();
+  }
+  for (const summary of document.querySelectorAll("summary[aria-label]")) summary.removeAttribute("aria-label"); // its words say it
+});
+// The theme lets the keyboard scroll code that is wider than its box, but does not look again when folded code is shown.
+const shown = new ResizeObserver((seen) => {
+  for (const { target } of seen) if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+});
+document.addEventListener("DOMContentLoaded", () => document.querySelectorAll("pre").forEach((code) => shown.observe(code)));
