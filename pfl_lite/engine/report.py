@@ -76,12 +76,7 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     if not found:
         raise InputError(f"{path} holds no {group} model: add client=0, or another, for a client's own")
     kinds = {array.dtype.name for array in found.values()}
-    parameters = {a.dtype.kind for name, a in found.items() if name.endswith(("weight", "bias"))}
-    if (
-        parameters - {"f"}
-        or kinds - {"float32", "float64", "int64", "bool"}
-        or len(floats := kinds & {"float32", "float64"}) != 1
-    ):
+    if kinds not in ({"float32"}, {"float64"}):
         raise InputError(
             f"{path} holds a {group} model of {', '.join(sorted(kinds))}, not of float32 or float64"
         )
@@ -105,7 +100,7 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     if network.shape:
         try:
             with torch.no_grad():
-                module(torch.zeros(1, *network.shape, dtype=getattr(torch, floats.pop())))
+                module(torch.zeros(1, *network.shape, dtype=getattr(torch, kinds.pop())))
         except Exception as error:  # a mixture or an assembly is put together where it is used
             raise InputError(f"{path} holds parameters that do not fit the network {network.name}") from error
     return module
