@@ -30,7 +30,8 @@
     root.innerHTML = part("script").outerHTML + `<p><b>What differs between these offices?</b> Below each image is the label that its
       office gives it.</p><ul class="mail"></ul><dl></dl><div class="buttons answers">${options}</div><div role="status" class="feedback"></div>
       <div class="buttons"><button type="button" class="main" name="next">Next federation</button></div><p class="note"></p>`;
-    let [seed, asked, right, truth] = [Math.floor(Date.now() / 1000) % 10000, 0, 0, null];
+    let [seed, asked, right, truth, dealt] = [Math.floor(Date.now() / 1000) % 10000, 0, 0, null, []];
+    const offer = () => mail(part(".mail"), offices, dealt, SHOWN, { pixels: PIXELS, side: SIDE }, 10);
 
     const score = () => {
       const hint = "Look at the digits, the labels, the amounts, and the three numbers.";
@@ -41,16 +42,16 @@
       const uniform = generator(seed);
       const names = Object.keys(KINDS);
       truth = { kind: names[Math.floor(uniform() * names.length)], strength: 0.6 + 0.4 * uniform(), answered: false };
-      const dealt = deal(pool, { ...truth, seed });
-      mail(part(".mail"), offices, dealt, SHOWN, { pixels: PIXELS, side: SIDE }, 10);
+      dealt = deal(pool, { ...truth, seed });
+      offer();
       part(".feedback").innerHTML = "";
       root.querySelectorAll("[data-kind-of]").forEach((button) => { button.disabled = false; });
       part("dl").innerHTML = "<div><dt>accuracy of three methods</dt><dd>training …</dd></div>";
       score();
       const mine = seed;
-      setTimeout(() => { if (mine === seed) numbers(dealt); }, 30);
+      setTimeout(() => { if (mine === seed) numbers(); }, 30);
     }
-    function numbers(dealt) {
+    function numbers() {
       const [train, test] = ["train", "test"].map((split) => dealt.map((one) => learner({ ...one[split], ...shape })));
       const o = { lr: 0.5, steps: 5, tuning: 10 };
       const starts = [drawn(seed, PIXELS, HIDDEN, CLASSES)];
@@ -84,7 +85,7 @@
     });
     part("[name=next]").addEventListener("click", next);
     next();
-    return () => {};
+    return offer;
   }
 
   start("difference", build);

@@ -20,7 +20,7 @@
       ${slider("steps", "local steps per round", { min: 1, max: 20, step: 1, value: 5 })}</div>
       <p class="about"></p><ul class="mail"></ul>
       <div class="buttons"><button type="button" class="main" name="play"></button><button type="button" name="round">One round</button>
-      <button type="button" name="again">Start again</button><button type="button" name="deal">Other mail</button></div>
+      <button type="button" name="again">Start again</button><button type="button" name="deal">New mail</button></div>
       <p class="spoken" role="status"></p>
       <div class="scroll" tabindex="0" role="region" aria-label="Accuracy by office"><table>
       <thead></thead><tbody></tbody></table></div><svg role="img"></svg></form><p class="note">A network of
@@ -45,12 +45,13 @@
       }
       draw();
     }
+    const offer = () => mail(part(".mail"), offices, dealt, offices.map((_, i) => i), { pixels: PIXELS, side: SIDE });
     function dealAgain() {
       const kind = part("[name=kind]").value;
       dealt = deal(pool, { kind, strength: value("strength") / 100, seed });
       train = dealt.map((one) => learner({ ...one.train, ...shape }));
       test = dealt.map((one) => learner({ ...one.test, ...shape }));
-      mail(part(".mail"), offices, dealt, offices.map((_, i) => i), { pixels: PIXELS, side: SIDE });
+      offer();
       part(".about").textContent = KINDS[kind].about;
       again();
     }
@@ -101,8 +102,9 @@
       for (const { name, label, at: end } of ends) {
         const path = curves[name].map(({ accuracy }, t) => `${x(t).toFixed(1)},${y(mean(accuracy)).toFixed(1)}`).join(" ");
         parts.push(`<polyline points="${path}" fill="none" stroke="${shade(name)}" stroke-width="2.5"/>`);
-        parts.push(`<path d="M${x(round)} ${end} L${wide - right + 8} ${label}" stroke="${shade(name)}" ` +
-          'stroke-dasharray="2 4" fill="none"/>');
+        parts.push(`<circle cx="${x(round)}" cy="${end}" r="3.5" fill="${shade(name)}"/>`);
+        // Only the last points lead to their names: from an earlier one the line would look like a forecast.
+        if (round === ROUNDS) parts.push(`<path d="M${x(round)} ${end} L${wide - right + 8} ${label}" stroke="${shade(name)}"/>`);
         parts.push(`<rect x="${wide - right + 10}" y="${label - 5}" width="10" height="10" fill="${shade(name)}"/>` +
           `<text x="${wide - right + 25}" y="${label + 5}" font-size="${size}">${NAMES[name]}</text>`);
       }
@@ -123,7 +125,7 @@
     part("[name=deal]").addEventListener("click", () => { seed++; dealAgain(); });
     window.addEventListener("resize", draw);
     dealAgain();
-    return draw;
+    return () => { offer(); draw(); };
   }
 
   start("federation", build);

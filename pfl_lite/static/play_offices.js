@@ -9,10 +9,10 @@
   // What differs, the question that a player answers, and how to tell.
   const KINDS = {
     none: { name: "nothing differs", about: "All offices sort the same kind of mail." },
-    label: { name: "label skew: other digits", about: "Each office serves its own postal codes, so it sees mostly two digits." },
-    feature: { name: "feature shift: other hands", about: "Each office's customers write in their own hand: slanted, turned, squeezed." },
-    concept: { name: "concept shift: other meanings", about: "In the country of offices E to H some digits mean what others mean here." },
-    quantity: { name: "quantity skew: other amounts", about: "Towns get a lot of mail, villages a handful of letters." },
+    label: { name: "label skew: different digits", about: "Each office serves its own postal codes, so it sees mostly two digits." },
+    feature: { name: "feature shift: different hands", about: "Each office's customers write in their own hand: slanted, turned, squeezed." },
+    concept: { name: "concept shift: different meanings", about: "In the country of offices E to H some digits trade their meanings." },
+    quantity: { name: "quantity skew: different amounts", about: "Towns get a lot of mail, villages a handful of letters." },
   };
   // Digits that trade places in the other country, the best known pair first.
   const SWAPS = [[1, 7], [4, 9], [3, 5], [0, 6], [2, 8]];
