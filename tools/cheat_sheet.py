@@ -35,12 +35,12 @@ EQUATIONS = {
     "fedfomo": r"a_n \propto \max(0, \frac{L_i(\theta_i^-) - L_i(\theta_n)}{\lVert \theta_n - \theta_i^- \rVert})",
     "fedamp": r"\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}",
     "fedem": r"q_{s,m} \propto \pi_{i,m} e^{-\ell_m(s)}",
+    "pfedmb": r"W_l = \sum_b \alpha_{l,b} W_{l,b}",
     "pfl_moe": r"g\, M(\theta; x) + (1 - g) M(\theta_i; x)",
     "pfl_mf": r"g = \sigma(G(w_i; x))",
     "pfl_mfe": r"g = \sigma(G(w_i; a(x)))",
     "pfedhn": r"\theta_i = h(e_i; \varphi)",
     "fedmn": r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
-    "pfedmb": r"W_l = \sum_b \alpha_{l,b} W_{l,b}",
 }
 TITLES = "Method", "Shared", "Stays", "The knob", "Cost per office and round", "The line that differs"
 INTRO = """\
@@ -50,7 +50,9 @@ Every method of this book in one line: what the offices share, what stays with e
 what a round costs, and the line in which it differs. The letters are those of {{doc}}`notation`; pictures are on the
 [map](map-of-methods). `make sheet` writes it as one page of A4 in PDF.
 
+:::{{div}} sheet
 {table}
+:::
 
 **First** run Local, FedAvg and FedAvg with fine-tuning ([What to try first](what-to-try-first)). Compare in pairs, client by
 client, with an interval, on seeds that differ ([One model or many](one-model-or-many)).

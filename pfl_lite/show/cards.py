@@ -71,7 +71,7 @@ class Card:
 MODEL = (shared("model"),)
 FIRST, CENTER, PART, TIE = "Foundations", "Pull to the center", "Share a part", "Two models, one tie"
 GROUPS, NEIGHBOURS, MIXTURES, GATE = "Groups", "Neighbors", "Mixtures", "A gate"
-WRITTEN, MODULES = "Generated", "Modules"
+BRANCHES, WRITTEN, MODULES = "Branches", "Generated", "Modules"
 THREE, DRIFT, TIES, MOE = (
     "one-model-or-many",
     "pulling-towards-the-centre",
@@ -192,6 +192,13 @@ CARDS: dict[str, Card] = {
         learns="M models, and a blend per office", when="during training, by the blend",
         knob="M, how many models", cost="M models each way, M times the work",
     ),
+    "pfedmb": Card(
+        BRANCHES, "pfedmb", "Shared branches in every layer; each office mixes.",
+        (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), own("mix α")),
+        "B branches", "B branches",
+        learns="branches for all, a mix per office", when="during training, by the mix",
+        knob="B, branches per layer", cost="B models each way, twice the work",
+    ),
     "pfl_moe": Card(
         GATE, MOE, "A gate picks, image by image: common or own model.", MODEL,
         (shared("model"), own("tuned model"), own("gate")), "model", "model",
@@ -222,13 +229,6 @@ CARDS: dict[str, Card] = {
         "blocks, router", "blocks, router",
         learns="a pool of blocks, and a router", when="as the data choose the blocks",
         knob="how many blocks per layer", cost="the chosen blocks and the router",
-    ),
-    "pfedmb": Card(
-        MODULES, "pfedmb", "Shared branches in every layer; each office mixes.",
-        (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), own("mix α")),
-        "B branches", "B branches",
-        learns="branches for all, a mix per office", when="during training, by the mix",
-        knob="B, branches per layer", cost="B models each way, twice the work",
     ),
 }  # fmt: skip
 """The methods in the order of the course."""
