@@ -121,11 +121,16 @@ def shown(show: str, chapter: Chapter, writer: Writer) -> str:
     cell = next(cell for cell in chapter.notebook.cells if cell.id == name)
     if part == "out":
         text = "".join(output.get("text", "") for output in cell.outputs)
-        return f'<pre class="printed">{escape(text.rstrip())}</pre>'
+        return f'<div{roomy(text)}><pre class="printed">{escape(text.rstrip())}</pre></div>'
     source = function(cell.source, part) if part else cell.source
-    return str(
-        highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, style="a11y-high-contrast-light"))
-    )
+    code = highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, style="a11y-high-contrast-light"))
+    return f"<div{roomy(source)}>{code}</div>"
+
+
+def roomy(text: str) -> str:
+    """The class of a few short lines, which are shown larger."""
+    lines = text.rstrip().splitlines()
+    return ' class="roomy"' if len(lines) <= 14 and max(map(len, lines)) <= 72 else ""
 
 
 def opening(chapter: Chapter, writer: Writer) -> str:

@@ -12,9 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pfl_lite.data.images import load
 from pfl_lite.seeds import generator
 from pfl_lite.show.offices import OFFICES, SHARED
-from pfl_lite.show.plots import STYLE
+from pfl_lite.show.plots import METHOD_COLOURS, STYLE
 
 INK, SOFT = "#1F2933", "#52606D"
 BIG: dict[Any, Any] = {
@@ -298,7 +299,63 @@ def marginals() -> Figure:
     return figure
 
 
+def patterns() -> Figure:
+    """Three bars for each of the four patterns that three cheap runs can show; drawn, not measured."""
+    figure, axes = panels(4, 2.6, sharey=True)
+    names = ("local", "fedavg", "pfl_ft")
+    heights = {
+        "all alike": (0.62, 0.9, 0.9),
+        "something of each": (0.78, 0.74, 0.93),
+        "narrow tasks": (0.93, 0.66, 0.93),
+        "contradictions": (0.86, 0.34, 0.84),
+    }
+    for axis, (title, three) in zip(axes, heights.items(), strict=True):
+        axis.bar(range(3), three, color=[METHOD_COLOURS[name] for name in names], width=0.74)
+        axis.set_xticks(range(3), ["Local", "FedAvg", "+ FT"], rotation=40, ha="right", fontsize=11)
+        axis.set(ylim=(0, 1), yticks=[])
+        axis.set_title(title, fontsize=12)
+        axis.grid(False)
+        axis.tick_params(length=0)
+    axes[0].set_ylabel("accuracy")
+    return figure
+
+
+def upload() -> Figure:
+    """An image, the gradient that softmax regression without training sends for it, and the image divided out of it again."""
+    digits = load("digits")
+    place = int((digits.train_labels == 3).nonzero()[0][0])
+    image, label = digits.train_images[place].reshape(-1) / 255, 3
+    errors = np.full(10, 0.1) - np.eye(10)[label]  # p - 1[y = c] where every class has probability 0.1
+    sent = np.outer(errors, image)  # [10, 64], and the bias sends the errors themselves
+    figure, axes = plt.subplots(1, 3, figsize=(7.6, 2.4), gridspec_kw={"width_ratios": [1, 2, 1]})
+    axes[0].imshow(image.reshape(8, 8), cmap="gray_r")
+    axes[0].set_title("the letter")
+    axes[1].imshow(np.column_stack([sent, errors]), cmap="RdBu_r", vmin=-0.9, vmax=0.9, aspect="auto")
+    axes[1].set_title("what it sends: 650 numbers")
+    axes[1].set_ylabel("class", fontsize=12)
+    axes[2].imshow((sent[label] / errors[label]).reshape(8, 8), cmap="gray_r")
+    axes[2].set_title("read back")
+    for axis in axes:
+        bare(axis)
+    return figure
+
+
 IDEAS: dict[str, Idea] = {
+    "patterns": Idea(
+        patterns, "what-to-try-first", "cell-01",
+        "Four charts with three bars each, for Local, FedAvg and FedAvg with fine-tuning. All alike: Local is lower, the other "
+        "two are level. Something of each: the first two are level, fine-tuning is above both. Narrow tasks: Local and "
+        "fine-tuning are level, FedAvg is lower. Contradictions: FedAvg is far below the other two.",
+        "Three runs, four patterns. Drawn, not measured: below you measure all four. What to see: which of the three bars is "
+        "out of line, and in which direction.",
+    ),
+    "upload": Idea(
+        upload, "what-an-upload-tells", "cell-01",
+        "Left, a handwritten 3 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns in faint red, with one row in strong "
+        "blue. Right, the same handwritten 3 again.",
+        "Left, one letter. Middle, the gradient that Fairview sends for it: a row per class, and the bias at the right. What to "
+        "see: the row of the true class stands out, and dividing it by its bias gives the letter back, to the last digit.",
+    ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",
         "Three triangles with corners A, B and C, each with 150 dots. For concentration 0.1 almost all dots "
