@@ -8,25 +8,33 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ROOT / "tools/house_words.txt"
-PAGES = ("book/*.ipynb", "book/*.md", "*.md", "benchmarks/*.md", "examples/*/*.md", "data/*.md")
+PAGES = (
+    "book/*.ipynb", "book/*.md", "book/_instructor/*", "book/figures/*.svg", "tools/slides/*.yml",
+    "*.md", "benchmarks/*.md", "examples/*/*.md", "data/*.md",
+)  # fmt: skip
 CODE = ("pfl_lite/**/*.py", "examples/**/*.py")
+# What stands between fences is code, but for these directives.
+FENCED = re.compile(r"^(`{3,})(?:\{([a-z-]+)\})?(.*?)^\1(?=\s|\Z)", re.DOTALL | re.MULTILINE)
+TEXT = {"exercise-start", "admonition", "figure", "glossary", "table"}
 # Names of files, code, formulas, addresses, citations and links' targets keep their spelling.
 NAMES = re.compile(
-    r"^```(?!\{(?:exercise|solution|admonition|warning|note|figure)).*?^```|``.*?``|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)\n]*\)"
-    r"|https?://\S+|<[^>\n]*>|^\(\S+\)=$|^:\w+:.*$|\S*[_/=]\S*",
+    r"``[^\n]*?``|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)\n]*\)|https?://\S+|<[^>\n]*>|^\(\S+\)=$|^:\w+:[^\n]*$|^\w[\w-]*:$|\S*[_/=]\S*",
     re.DOTALL | re.MULTILINE,
 )
 
 
 def blank(text: str) -> str:
     """The text without names; every line stays where it was."""
-    return NAMES.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    spaces = partial(re.sub, r"[^\n]", " ")
+    text = FENCED.sub(lambda found: f"{found[3]}" if found[2] in TEXT else spaces(found[0]), text)
+    return NAMES.sub(lambda found: spaces(found[0]), text)
 
 
 def words(cell: nbformat.NotebookNode) -> str:

@@ -1,0 +1,63 @@
+"""The prose linter reads all that people read, and nothing that is code."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = """\
+Text `code_one` and $formula$.
+
+```{admonition} Titled
+:class: warning
+Boxed.
+```
+
+```python
+program = "code_two"
+```
+
+```{exercise-start} Question
+:label: ex-code-three
+```
+
+Asked, in ``code_four``.
+
+```{exercise-end}
+```
+
+$$
+formula
+$$
+
+Last.
+"""
+
+
+@pytest.fixture
+def linter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/lint_prose.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("lint_prose")
+
+
+def test_what_is_read(linter: ModuleType) -> None:
+    read = linter.blank(PAGE)
+    assert [
+        word for word in ("Text", "Titled", "Boxed", "Question", "Asked", "Last") if word not in read
+    ] == []
+    assert "code" not in read and "formula" not in read and "program" not in read
+    assert read.count("\n") == PAGE.count("\n"), "a line number would be wrong"
+
+
+def test_a_word_that_is_not_the_houses_is_found(linter: ModuleType, tmp_path: Path) -> None:
+    listed = dict(line.split("->") for line in linter.HOUSE.read_text(encoding="utf-8").splitlines())
+    assert {"nobody", "personalised", "towards"} <= set(listed)
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book/page.md").write_text(PAGE, encoding="utf-8")
+    ((name, text),) = linter.prose(tmp_path)
+    assert name == Path("book/page.md") and "Asked" in text
