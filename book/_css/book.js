@@ -12,6 +12,18 @@ document.addEventListener("DOMContentLoaded", () => {
     });
   }
 });
+// A table wider than a phone scrolls in its box, and a line above it says so.
+window.addEventListener("load", () => {
+  if (!window.matchMedia("(max-width: 576px)").matches) return;
+  for (const table of document.querySelectorAll(".bd-article table")) {
+    const box = table.closest(".pst-scrollable-table-container, .output");
+    if (!box || box.scrollWidth < box.clientWidth + 24) continue;
+    const words = document.createElement("p");
+    words.className = "swipe";
+    words.textContent = "The table goes on to the right: swipe.";
+    box.before(words);
+  }
+});
 // The entries of a list of references have a role that no list may hold, so that a screen reader counts none of them.
 document.addEventListener("DOMContentLoaded", () => {
   for (const entry of document.querySelectorAll(".citation-list > .citation")) entry.setAttribute("role", "listitem");
