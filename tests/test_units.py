@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,3 +60,16 @@ def test_what_is_counted(units: ModuleType) -> None:
 def test_a_first_look_is_shorter(units: ModuleType) -> None:
     (first,) = [one for one in units.chapters(ROOT / "book") if one.name == "what-to-try-first"]
     assert units.count(first).words <= 900
+
+
+FITS = 90  # characters of a line of code that the column of text has room for at 1440 pixels
+
+
+def test_code_on_pages_fits_their_column() -> None:
+    wide = []
+    for page in sorted((ROOT / "book").glob("*.md")):
+        for block in re.findall(
+            r"^```(?:python|bash)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M
+        ):
+            wide += [f"{page.name}: {line}" for line in block.splitlines() if len(line) > FITS]
+    assert not wide, "\n".join(wide)
