@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path, told
+from pfl_lite.files import atomic_path
 
 
 def source() -> Path:
@@ -60,8 +60,7 @@ def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
             f"{folder / there[0]} exists: name another folder, or replace the chapters with --force"
         )
     copy_results(folder)
-    with told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".chapters.", suffix=".part") as aside:
-            copies = [Path(shutil.copyfile(chapter, Path(aside, chapter.name))) for chapter in chapters]
-            return [copy.replace(folder / copy.name) for copy in copies]
+    with ExitStack() as copies:  # they take their places together, at its end
+        for chapter in chapters:
+            shutil.copyfile(chapter, copies.enter_context(atomic_path(folder / chapter.name)))
+    return [folder / chapter.name for chapter in chapters]
