@@ -39,15 +39,16 @@ def regular(path: Path | str) -> Path:
     return Path(path)
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; NaN and infinities are None.
+def read_json(source: Path | bytes) -> Any:
+    """What a JSON file, or its content, holds; NaN and infinities are None.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not valid JSON.
     """
+    content = source if isinstance(source, bytes) else regular(source).read_bytes()
     try:
-        return json.loads(regular(path).read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        return json.loads(content.decode(), parse_constant=lambda _: None)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 

@@ -181,8 +181,45 @@ def test_a_table_that_names_other_files_is_refused(sample: str, tmp_path: Path) 
 INDICES = '{"data_indices": [{"train": [%s], "val": [], "test": [3]}]}'
 
 
-@pytest.mark.parametrize("text", ["", "{}", INDICES % "1e99", INDICES % "5"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", *(INDICES % one for one in ("1e99", "5", "0.5", "true", '"3"', "null"))]
+)
 def test_another_file_is_no_partition_of_fl_bench(text: str, tmp_path: Path) -> None:
     (tmp_path / "partition.json").write_text(text)
     with pytest.raises(InputError):
         exchange.read_fl_bench(tmp_path / "partition.json", DIGITS)
+
+
+@pytest.mark.parametrize("index", ["0.5", "true", '"3"', "null", "1e99"])
+def test_an_index_in_a_json_is_a_whole_number(index: str, tmp_path: Path) -> None:
+    (tmp_path / "clients.json").write_text(
+        '{"clients": [{"train": [%s, 7], "val": [], "test": [3]}]}' % index  # noqa: UP031
+    )
+    with pytest.raises(InputError, match="holds no partition"):
+        load_partition(str(tmp_path / "clients.json"), 1, DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x[..., :-1, :-1], "images of several sizes"),
+        (lambda x: x.astype(str), r"no images in \[-1, 1\]"),
+        (lambda x: 255 * x, r"no images in \[-1, 1\]"),
+        (lambda x: x * np.nan, r"no images in \[-1, 1\]"),
+    ],
+)
+def test_other_images_are_not_pfllib_s(change: Any, says: str, tmp_path: Path) -> None:
+    exchange.write_pfllib(tmp_path, DIGITS, clients())
+    path = tmp_path / "train" / "1.npz"
+    with np.load(path, allow_pickle=True) as file:
+        held = file["data"].item()
+    np.savez(path, data=np.array(held | {"x": change(held["x"])}, dtype=object))
+    with pytest.raises(InputError, match=says):
+        exchange.read_pfllib(tmp_path, DIGITS.card, pickled=True)
+
+
+def test_an_empty_table_is_not_fedscale_s(tmp_path: Path) -> None:
+    exchange.write_fedscale(tmp_path, DIGITS, clients())
+    (tmp_path / "train.csv").write_text("")
+    with pytest.raises(InputError, match=r"train\.csv is no table of FedScale's"):
+        exchange.read_fedscale(tmp_path, DIGITS)

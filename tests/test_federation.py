@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
+from pfl_lite.data import federation as federations
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.data.images import Images, datasets, load
 from pfl_lite.data.partition import ClientIndices, partition
@@ -324,3 +327,25 @@ def test_a_recut_split_tests_on_the_same_images_in_every_seed() -> None:
     assert (
         (first.test_sizes - (sizes + first.test_sizes) / 5).abs() <= 10
     ).all()  # one of each class, by rounding
+
+
+def test_a_large_federation_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bar(clients: list[ClientIndices], **how: Any) -> Any:
+        assert how["delay"] <= 2 and how["disable"] is None  # on a terminal, where it takes that long
+        return tqdm(clients, **(how | {"delay": 0, "disable": False}))
+
+    monkeypatch.setattr(federations, "tqdm", bar)
+    Federation.build(pictures(), clients_of(*(([i], [], [i % 30]) for i in range(60))))
+    assert "looking at clients" in capsys.readouterr().err
+
+
+def test_classes_are_counted_client_by_client() -> None:
+    data = pictures()
+    clients = clients_of(([0, 1, 10, 2], [3], [5]), ([59], [], []), ([4, 14, 24], [], [0, 10]))
+    federation = Federation.build(data, clients)
+    for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
+        counted = [np.bincount(labels[getattr(one, split)], minlength=10).tolist() for one in clients]
+        assert federation.class_counts(split).tolist() == counted
+    assert federation.class_counts("val").tolist() == [[0, 0, 0, 1] + 6 * [0], [0] * 10, [0] * 10]

@@ -6,7 +6,6 @@ Each of them numbers a data set's images in its own way. Nothing is unpickled he
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import re
 import zipfile
@@ -15,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from pfl_lite import schema
 from pfl_lite.data.images import Card, Images
-from pfl_lite.data.partition import SPLITS, ClientIndices, checked
+from pfl_lite.data.partition import LISTS, SPLITS, ClientIndices, checked
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path, regular, write_json
+from pfl_lite.files import atomic_path, read_json, regular, write_json
 
 _HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 _HARMLESS |= {
@@ -80,6 +80,10 @@ def read_pfllib(folder: Path, card: Card, *, pickled: bool = False) -> tuple[Ima
     }
     if not number:
         raise InputError(f"{folder} holds no client of PFLlib: there is no train/0.npz in it")
+    if len({x.shape[1:] for files in parts.values() for x, _ in files}) > 1:
+        raise InputError(
+            f"{folder} holds images of several sizes, which are no data set: cut or pad them alike"
+        )
     arrays, rows = [], {}
     for split, files in parts.items():
         x = np.concatenate([x for x, _ in files])  # [n, C, H, W]
@@ -101,14 +105,15 @@ def _pfllib_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
             held = _Arrays(file).load().item()
-        x, y = np.asarray(held["x"], np.float32), np.asarray(held["y"])
-        if x.ndim != 4 or y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not np.isfinite(x).all():
-            raise ValueError("no images with labels")
+        x, y = np.asarray(held["x"]), np.asarray(held["y"])
+        sound = x.ndim == 4 and y.shape == x.shape[:1] and y.dtype.kind in "iu" and x.dtype.kind in "fiu"
+        if not (sound and ((x > -1.001) & (x < 1.001)).all()):  # and none of them NaN
+            raise ValueError("no images in [-1, 1] with labels")
     except Exception as error:  # zip, NumPy and pickle have many words for what is wrong with a file
         raise InputError(
             f"{path} is no file of PFLlib's images x [n, C, H, W] and labels y [n]: {error}"
         ) from error
-    return x, y
+    return x.astype(np.float32), y
 
 
 # ---- FL-bench ---------------------------------------------------------------------------------------------------------
@@ -130,10 +135,12 @@ def read_fl_bench(path: Path, images: Images) -> list[ClientIndices]:
     """The clients of such a file; raises InputError for another file, or one of other images."""
     shift = 0 if images.merged else len(images.train_labels)
     try:
-        found = json.loads(regular(path).read_text(encoding="utf-8"))["data_indices"]
-        parts = [{split: np.array(row[split], dtype=np.int64) for split in SPLITS} for row in found]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError) as error:
+        found = read_json(path)
+        if fault := schema.fields({"data_indices": LISTS})(found):
+            raise ValueError(fault)
+    except (ValueError, OSError) as error:
         raise InputError(f"{path} is no partition of FL-bench with train, val and test indices") from error
+    parts = [{split: np.array(row[split], np.int64) for split in SPLITS} for row in found["data_indices"]]
     return checked([ClientIndices(row["train"], row["val"], row["test"] - shift) for row in parts], images)
 
 
@@ -163,7 +170,10 @@ def read_fedscale(folder: Path, images: Images) -> list[ClientIndices]:
         path, whole = folder / f"{split}.csv", "test" if split == "test" else "train"
         try:
             with regular(path).open(newline="", encoding="utf-8") as file:
-                rows = [(int(row["client_id"]), str(row["sample_path"])) for row in csv.DictReader(file)]
+                table = csv.DictReader(file)
+                if not table.fieldnames:
+                    raise ValueError("no columns")
+                rows = [(int(row["client_id"]), str(row["sample_path"])) for row in table]
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise InputError(f"{path} is no table of FedScale's with client_id and sample_path") from error
         for client, sample in rows:

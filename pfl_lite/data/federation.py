@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from pfl_lite.data import partition as partitions
 from pfl_lite.data.images import Card, Images, load
@@ -64,12 +65,12 @@ class Federation:
         Raises InputError for no clients, a size below 1, clients that cannot be (`data.partition.checked`), and for
         clients that relabel and share an image all the same.
         """
-        if not clients:
-            raise InputError("a federation needs at least one client")
         if size is not None and size < 1:
             raise InputError(f"the image size must be at least 1 pixel, not {size}")
 
-        clients = partitions.checked(clients, images)
+        # with tens of thousands of clients this takes a while
+        told = tqdm(clients, desc="looking at clients", leave=False, delay=1, disable=None)
+        clients = partitions.checked(told, images)
 
         def indices_of(split: str) -> list[Tensor]:
             parts = (getattr(client, split) for client in clients)
@@ -185,8 +186,10 @@ class Federation:
         if split not in ("train", "val", "test"):
             raise InputError(f"the split must be train, val or test, not '{split}'")
         labels = self.test_labels if split == "test" else self.labels
-        rows = [torch.bincount(labels[part], minlength=self.classes) for part in getattr(self, split)]
-        return torch.stack(rows).cpu()
+        parts, n = getattr(self, split), self.classes
+        owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts], device=labels.device))
+        both = owner * n + labels[torch.cat(parts)]  # of every image, as one number
+        return torch.bincount(both, minlength=len(parts) * n).reshape(-1, n).cpu()
 
     def majority(self) -> np.ndarray:
         """Accuracy of always naming the most frequent class of a client's training images: [clients], NaN without test images."""

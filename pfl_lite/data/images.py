@@ -154,7 +154,7 @@ def _pixels(what: str, images: ArrayLike) -> np.ndarray:
             + ("images.astype(np.uint8)" if whole else "np.rint(255 * images).astype(np.uint8)")
             + f" makes them of {'whole numbers in 0..255' if whole else 'numbers in [0, 1]'}"
         )
-    if array.ndim not in (3, 4) or array.shape[1] != array.shape[2] or not array.shape[1]:
+    if array.ndim not in (3, 4) or array.shape[1] != array.shape[2] or 0 in array.shape[1:]:
         first = array.ndim == 4 and array.shape[2] == array.shape[3]
         raise InputError(
             f"{what} must be square, [n, H, H] in gray or [n, H, H, 3] in color, not {list(array.shape)}: "

@@ -9,25 +9,30 @@ always tested on the kind of images it was trained on.  Where training and test 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from pfl_lite import schema
 from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_npz, regular, write_json, write_npz
+from pfl_lite.files import read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.seeds import generator
 
 ENDINGS = (".npz", ".json")
 """How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
 SPLITS = ("train", "val", "test")
 _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of its clients
+_COUNTS = schema.each(schema.count)
+LISTS = schema.each(
+    schema.fields(dict.fromkeys(SPLITS, _COUNTS), rest=lambda _: _COUNTS)
+)  # a client's indices, as JSON has them
+_LISTED = schema.fields({"clients": LISTS}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text})
 
 
 @dataclass(frozen=True)
@@ -338,13 +343,16 @@ def load_partition(
         raise InputError(f"{path} holds no partition that can be used: {error}") from error
 
 
-def checked(clients: Sequence[ClientIndices], images: Labelled | None) -> list[ClientIndices]:
+def checked(clients: Collection[ClientIndices], images: Labelled | None) -> list[ClientIndices]:
     """The clients with their indices as int64 arrays.
 
     Raises:
-        InputError: indices that are not whole numbers [n], listed twice, or outside the data set, a client that is tested or
-            validated on images that it trains on, other new labels than one a class, a group that is none of 0 .. clients-1.
+        InputError: no clients, indices that are not whole numbers [n], listed twice, or outside the data set, a client that is
+            tested or validated on images that it trains on, other new labels than one a class, a group that is none of
+            0 .. clients-1.
     """
+    if not len(clients):
+        raise InputError("a federation needs at least one client")
     found = []
     for i, client in enumerate(clients):
         if not isinstance(client, ClientIndices):
@@ -425,14 +433,12 @@ def _content(path: str) -> bytes:
 
 def _from_json(content: bytes) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` from the lists of a `.json`; raises ValueError for other files."""
-    try:
-        found = json.loads(content)
-        rows = {f"{name}/{i}": row[name] for i, row in enumerate(found["clients"]) for name in row}
-        rows |= {name: found[name] for name in _MORE & found.keys()}
-        # an empty list has no kind of number of its own
-        return {name: np.array(row) if row != [] else np.empty(0, np.int64) for name, row in rows.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError("it is damaged, or holds something else") from error
+    found = read_json(content)
+    if fault := _LISTED(found):
+        raise ValueError(f"it{fault}")
+    rows = {f"{name}/{i}": row[name] for i, row in enumerate(found["clients"]) for name in row}
+    rows |= {name: found[name] for name in _MORE & found.keys()}
+    return {name: np.array(row, None if name == "labels" else np.int64) for name, row in rows.items()}
 
 
 def _digest(content: bytes) -> str:
