@@ -185,17 +185,21 @@ def file_name(text: str) -> Path:
     return Path(text)
 
 
-def check_outputs(force: bool, partition: str, **paths: tuple[Path | None, tuple[str, ...]]) -> None:
+def check_outputs(
+    force: bool, data: str, partition: str, **paths: tuple[Path | None, tuple[str, ...]]
+) -> None:
     """Find out before any work whether files, each with the endings that it may have, can be written.
 
     Raises:
         InputError: one cannot, has a wrong ending, is there and is to stay, or is an input or another option's file too.
     """
+    from pfl_lite.data.images import data_folder
     from pfl_lite.data.partition import is_file
     from pfl_lite.files import check_writable, regular
 
     given = [regular(partition.strip().partition("#")[0])] if is_file(partition) else []
     names = {os.path.realpath(one): "partition" for one in given}
+    names[os.path.realpath(data_folder() / f"{data.partition(':')[0]}.npz")] = "data"
     for name, (path, endings) in paths.items():
         if path is None:
             continue
@@ -325,15 +329,16 @@ def partition(
     from pfl_lite.files import atomic_path
     from pfl_lite.show.render import listed
 
-    check_outputs(force, settings["partition"], out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
+    given = settings["data"], settings["partition"]
+    check_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
     images = load(settings["data"]).with_split(settings["split"])
     indices = share_out(images, settings["partition"], settings["clients"], settings["seed"])
     federation = Federation.build(images, indices)
     typer.echo(federation.summary())
     rows = [["client", "training images", "classes"]]
-    for i, row in enumerate(federation.class_counts("train")):
-        held = " ".join(f"{images.card.classes[c]}:{int(n)}" for c, n in enumerate(row) if n)
-        rows.append([str(i), str(int(row.sum())), held])
+    for i, row in enumerate(federation.class_counts("train").tolist()):
+        held = " ".join(f"{images.card.classes[c]}:{n}" for c, n in enumerate(row) if n)
+        rows.append([str(i), str(sum(row)), held])
     typer.echo(listed(rows))
     if out is not None:
         told = {name: settings[name] for name in ("data", "partition", "seed", "split")}
@@ -401,6 +406,7 @@ def run(
     """
     check_outputs(
         force,
+        settings["data"],
         settings["partition"],
         out=(out, (".json",)),
         save=(save, (".npz",)),
