@@ -35,7 +35,10 @@ from bs4 import BeautifulSoup
 from typer.testing import CliRunner
 
 from pfl_lite.cli import app
-from pfl_lite.data.images import datasets
+from pfl_lite.data import exchange
+from pfl_lite.data.federation import Federation
+from pfl_lite.data.images import datasets, load
+from pfl_lite.data.partition import partition
 from pfl_lite.engine.report import load_model
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
@@ -259,7 +262,10 @@ def recipes(random: Random) -> Case:
         "\n",
     ]
     spec = ":".join([recipe, *(random.choice(odd) for _ in range(random.randrange(1, 4)))])
-    if recipe in ("shares", "writers") or ("1e308" in spec or "1e-320" in spec):
+    even = recipe.startswith("dirichlet") and spec.endswith(
+        ":99999999999999999999"
+    )  # as is any large concentration
+    if recipe in ("shares", "writers") or even or "1e308" in spec or "1e-320" in spec:
         return Case(repr(spec), [*RUN, f"--partition={spec}"], wrong=False)
     return Case(repr(spec), [*RUN, f"--partition={spec}"])
 
@@ -285,13 +291,18 @@ class Good:
         cls.folder = folder
         os.chdir(folder)
         parts = ["--clients", "4", "--partition", "concept:2"]
-        done = [invoke(["partition", *parts, "--out", "parts.npz"])]
+        done = [invoke(["partition", *parts, "--out", f"parts{ending}"]) for ending in (".npz", ".json")]
         for method in cls.methods:
             common = ["run", method, "--clients", "3", *SMALL, *cls.tuned(method)]
             done.append(invoke([*common, "--checkpoint", f"{method}.pt", "--save", f"{method}.npz"]))
         assert all(one.exit_code == 0 for one in done), [one.output[-300:] for one in done if one.exit_code]
         with np.load("parts.npz") as file:
             cls.arrays = {name: file[name] for name in file.files}
+        digits = load("digits")
+        clients = partition(digits, "iid", 4, 0)
+        exchange.write_fl_bench(folder / "fl_bench.json", digits, clients)
+        exchange.write_fedscale(folder / "fedscale", digits, clients)
+        exchange.write_pfllib(folder / "pfllib", digits, clients)
         kept = folder / "ledger" / EXPERIMENT
         shutil.copytree(default_folder() / EXPERIMENT, kept)
         for path in kept.glob("*-seed[12].json"):
@@ -472,6 +483,99 @@ def partition_bytes(random: Random) -> Case:
     )
 
 
+def exchanged(random: Random) -> Case:
+    """Clients as lists, as tables, and as another library's arrays."""
+    kind = random.choice(["parts.json", "fl_bench.json", "fedscale", "pfllib"])
+    good, part = Good.folder / kind, random.choice(["train", "test"])
+    named = {"fedscale": f"fedscale/{part}.csv", "pfllib": f"pfllib/{part}/1.npz"}.get(kind, kind)
+    content, state, wrong = (Good.folder / named).read_bytes(), random.randrange(2**32), True
+    if random.random() < 0.3:
+        how, _, wrong = oddity(good, Random(state), content)
+        write: Callable[[Path], Any] = lambda at: oddity(at, Random(state), content)[1]()  # noqa: E731
+    elif kind == "pfllib":
+        held = np.load(good / part / "1.npz", allow_pickle=True)["data"].item()
+        how, held, wrong = another_library_s(held, random)
+        whole = np.empty((), dtype=object)
+        whole[()] = held
+        write = lambda at: np.savez(at, data=whole)  # noqa: E731
+    else:
+        if kind == "fedscale":
+            lines = content.decode().splitlines()
+            odd = [
+                "x,{0}/1",
+                "1.5,{0}/1",
+                "-1,{0}/1",
+                "99,{0}/1",
+                ",{0}/1",
+                "0,{0}/-1",
+                "0,{0}/1.5",
+                "0,/etc/x",
+            ]
+            how = random.choice([*odd, "0,", "0", lines[1], "0,{0}/99999999", "0,val/1"]).format(part)
+            text = "\n".join([*lines, how])
+        else:
+            found = json.loads(content)
+            if random.random() < 0.4:
+                (how, found), wrong = changed(found, random, 4), False
+            else:
+                row = random.choice(found["clients" if kind == "parts.json" else "data_indices"])
+                value = random.choice([0.5, 1.0, True, "3", -1, 10**6, 2**62, 2**64, None, [1], row[part][0]])
+                row[part], how = [*row[part], value], f"{part} and {value!r}"
+            text = json.dumps(found)
+        write = lambda at: at.write_text(text)  # noqa: E731
+
+    def prepare(at: Path) -> None:
+        (shutil.copytree if good.is_dir() else shutil.copyfile)(good, at / kind)
+        (at / named).unlink()
+        write(at / named)
+
+    def act(at: Path) -> str | None:
+        digits = load("digits")
+        try:
+            if kind == "pfllib":
+                Federation.build(*exchange.read_pfllib(at / kind, digits.card, pickled=True))
+            else:
+                read = exchange.read_fedscale if kind == "fedscale" else exchange.read_fl_bench
+                Federation.build(digits, read(at / kind, digits))
+        except InputError as error:
+            return sentence(str(error))
+        return "accepted" if wrong else None
+
+    command = ["run", "fedavg", *SMALL, "--clients", "4", "--partition=parts.json"]
+    name = f"{named} {how[:40]!r}"
+    if kind == "parts.json":
+        return Case(name, command, prepare, wrong=wrong)
+    return Case(name, prepare=prepare, act=act, wrong=wrong)
+
+
+def another_library_s(held: dict[str, np.ndarray], random: Random) -> tuple[str, Any, bool]:
+    """PFLlib's images and labels with one of them changed: how, what they are then, and whether that must be refused."""
+    x, y = held["x"], held["y"]
+    ways: dict[str, Any] = {
+        "no x": {"y": y},
+        "a list": [x, y],
+        "nothing": None,
+        "fewer x": held | {"x": x[:-1]},
+        "flat": held | {"x": x.reshape(len(x), -1)},
+        "not square": held | {"x": x[..., :-1]},
+        "smaller": held | {"x": x[..., :-1, :-1]},
+        "color": held | {"x": x.repeat(3, axis=1)},
+        "no channel": held | {"x": x[:, :0]},
+        "bytes": held | {"x": (x * 127 + 128).astype(np.uint8)},
+        "NaN": held | {"x": x * np.nan},
+        "texts": held | {"x": x.astype(str)},
+        "complex": held | {"x": x.astype(complex)},
+        "halves": held | {"y": y + 0.5},
+        "negative": held | {"y": y - 11},
+        "too large": held | {"y": y + 10},
+        "two rows": held | {"y": np.stack([y, y])},
+        "one number": held | {"y": np.array(3)},
+        "another type": held | {"x": x.astype(np.float64)},
+    }
+    how = random.choice(list(ways))
+    return how, ways[how], how != "another type"
+
+
 # ---- where things are written --------------------------------------------------------------------------------------
 
 
@@ -522,6 +626,7 @@ def clash(random: Random) -> Case:
         ["--partition=p.npz", "--save=p.npz", "--force", "--clients=4"],
         ["--partition=p.npz", "--save=link.npz", "--force", "--clients=4"],
         ["--partition=p.npz", "--checkpoint=p.npz", "--clients=4"],
+        ["--data=fashion_mnist", "--save=fashion_mnist.npz", "--force"],
         ["--save=a.txt"],
         ["--out=a"],
         ["--out=there.json"],
@@ -531,6 +636,7 @@ def clash(random: Random) -> Case:
             *pairs,
             ["partition", "--out=a.npz", "--plot=a.npz"],
             ["partition", "--partition=p.npz", "--out=p.npz"],
+            ["partition", "--data=fashion_mnist:0.5", "--out=fashion_mnist.npz", "--force"],
         ]
     )
     if random.random() < 0.15:
@@ -540,6 +646,7 @@ def clash(random: Random) -> Case:
 
     def prepare(here: Path) -> None:
         shutil.copy(Good.folder / "parts.npz", here / "p.npz")
+        shutil.copy(Good.folder / "fashion_mnist.npz", here)
         (here / "link.npz").symlink_to("p.npz")
         (here / "there.json").write_text("mine")
         (here / "b").mkdir()
@@ -1029,6 +1136,7 @@ CLASSES: dict[str, tuple[int, Callable[[Random], Case]]] = {
     "data fractions and recipes": (200, recipes),
     "partition: arrays": (150, partition_arrays),
     "partition: bytes and odd files": (60, partition_bytes),
+    "partition: lists and other libraries": (100, exchanged),
     "output paths and clashes": (90, outputs),
     "full disk": (30, full_disk),
     "data files": (80, data_files),
@@ -1215,10 +1323,10 @@ def main() -> int:
                 if fault := apart(case):
                     failed[kind] += 1
                     print(f"{kind} | {case.name} | {fault}", file=sys.stderr, flush=True)
-    print(f"{'class':<32}{'tried':>7}{'violations':>12}")
+    print(f"{'class':<38}{'tried':>7}{'violations':>12}")
     for kind in tried:
-        print(f"{kind:<32}{tried[kind]:>7}{failed[kind]:>12}")
-    print(f"{'all':<32}{tried.total():>7}{failed.total():>12}")
+        print(f"{kind:<38}{tried[kind]:>7}{failed[kind]:>12}")
+    print(f"{'all':<38}{tried.total():>7}{failed.total():>12}")
     return min(failed.total(), 1)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pfl_lite.models import make_network
 from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.results import executors
 from pfl_lite.results.ledger import Ledger, default_folder
+from pfl_lite.show import render
 from tests.test_sweep import Inline
 
 EIGHT = [
@@ -174,6 +176,56 @@ def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
         "try a learning rate below 1e+30"
     ]
     assert "Warning" not in result.stderr
+
+
+def test_a_loss_that_is_finite_and_no_use_is_told_as_one_that_is_no_number() -> None:
+    names = {"personal": "personal models"}
+    told = [
+        render._scores({"personal_accuracy": 0.1, "personal_loss": loss}, "", names)[0]
+        for loss in (2.3, 1.3e29, None)
+    ]
+    assert told[0].endswith("loss 2.3000")
+    assert told[1].endswith("loss 1.3e+29: training diverged, try a smaller --lr")
+    assert told[2].endswith("loss not a number: training diverged, try a smaller --lr")
+
+
+def test_the_number_of_threads_is_kept_with_the_run(tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    few = ["run", "local", "--model", "linear", "--clients", "3", "--rounds", "1", "--out", "run.json"]
+    command = [sys.executable, "-m", "pfl_lite", *few]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert json.loads((tmp_path / "run.json").read_text())["threads"] == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["run", "fedavg", "--save"], ["partition", "--clients", "4", "--out"]],
+    ids=["run", "partition"],
+)
+def test_a_data_set_is_never_an_output(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PFL_LITE_DATA", str(tmp_path))
+    path = tmp_path / "fashion_mnist.npz"
+    path.write_text("images")
+    said = refused(*command, path, "--data", "fashion_mnist:0.1", "--force")
+    assert said.startswith("pfl-lite: --data and --") and path.read_text() == "images"
+
+
+def test_an_error_of_the_package_is_one_sentence_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of the package")
+
+    monkeypatch.setattr("pfl_lite.methods.explain", broken)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = call("methods", "fedavg")
+    (report,) = tmp_path.iterdir()
+    assert result.exit_code == 1 and result.stderr == (
+        f"pfl-lite: ZeroDivisionError, which should not happen: the full report is {report}\n"
+    )
+    assert "Traceback" in report.read_text() and "of the package" in report.read_text()
 
 
 def test_a_run_says_what_begins_and_from_where_it_goes_on(tmp_path: Path) -> None:

@@ -348,6 +348,18 @@ def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tm
         load_model(tmp_path / "models.npz", sim.network)
 
 
+@pytest.mark.parametrize("kind", ["int64", "bool", "float16", "complex64"])
+def test_stored_models_are_floats_of_one_kind(kind: str, federation: Any, tmp_path: Path) -> None:
+    sim, path = train("fedem", federation), tmp_path / "models.npz"
+    sim.save_models(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["personal/mixture"] = arrays["personal/mixture"].astype(kind)
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match=f"holds a personal model of .*{kind}"):
+        load_model(path, sim.network, client=0)
+
+
 def test_models_of_a_method_of_one_s_own_need_its_class(
     federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import signal
@@ -12,11 +13,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import nbformat
 import pytest
 
 psutil = pytest.importorskip("psutil")
-pytest.importorskip("distributed", reason="Dask is not installed: pip install 'pfl-lite[cluster]'")
 
 
 def listening(family: list[psutil.Process]) -> set[str]:
@@ -31,6 +30,8 @@ def listening(family: list[psutil.Process]) -> set[str]:
 
 
 def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="Dask is not installed: pip install 'pfl-lite[cluster]'")
+    nbformat = pytest.importorskip("nbformat")
     cells = nbformat.read(repository / "book/many-machines.ipynb", as_version=4).cells
     lines = [line for cell in cells for line in cell.source.splitlines() if line.startswith("dask ")]
     assert len(lines) == 2
@@ -61,6 +62,22 @@ def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, 
                 child.kill()
             one.send_signal(signal.SIGKILL)
             one.wait()
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_flower_as_it_is_started_here_listens_on_this_machine_only(
+    simulation: bool, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr", reason="needs the environment of examples/flower")
+    monkeypatch.syspath_prepend(str(repository / "examples" / "flower"))
+    run_here = importlib.import_module("run_here")
+    with run_here.here(simulation=simulation, secure=False, clients=1) as federation:
+        started = [psutil.Process(one.pid) for one in (federation.link, *federation.nodes.values())]
+        until = time.monotonic() + 240
+        while not all(listening([one]) for one in started) and time.monotonic() < until:
+            time.sleep(0.5)
+        family = started + [child for one in started for child in one.children(recursive=True)]
+        assert all(listening([one]) for one in started) and listening(family) == {"127.0.0.1"}
 
 
 def test_jupyterlab_as_readers_are_told_to_start_it_listens_on_this_machine_only(repository: Path) -> None:

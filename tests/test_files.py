@@ -1,0 +1,60 @@
+"""Files are written whole or not at all, and nothing half-written stays for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pfl_lite.errors import InputError
+from pfl_lite.files import ABANDONED, atomic_path, check_writable, write_bytes
+
+
+def test_the_content_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    for name in ("fsync", "replace"):
+        usual = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, usual=usual: (order.append(name), usual(*a))[1])
+    write_bytes(tmp_path / "run.json", b"{}")
+    assert order == ["fsync", "replace"] and (tmp_path / "run.json").read_bytes() == b"{}"
+
+
+def test_what_a_killed_process_left_is_swept_once_it_is_old(tmp_path: Path) -> None:
+    old, young, other = (
+        tmp_path / f".{name}.part" for name in ("run.pt.abc", "run.pt.def", "models.npz.abc")
+    )
+    for path in (old, young, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, 2 * (time.time() - ABANDONED - 60,))
+    write_bytes(tmp_path / "run.pt", b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, young.name, "run.pt"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_what_the_system_refuses_is_one_sentence_and_the_old_file_stays(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("mine")
+    refused = pytest.raises(InputError, match=rf"run\.json cannot be written \({os.strerror(number)}\)$")
+    with refused, atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise OSError(number, os.strerror(number), str(temporary))
+    assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
+
+
+def test_whether_a_file_can_be_written_is_found_out_by_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "run.json")
+    assert not list(tmp_path.iterdir())
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        check_writable(tmp_path / "run.json")
+    assert not list(tmp_path.iterdir())
