@@ -44,9 +44,12 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.models import make_network
 from pfl_lite.results.ledger import default_folder
-from pfl_lite.show import cards, explorers
+from pfl_lite.show import explorers
 from pfl_lite.show.plots import Player
 from pfl_lite.show.render import render
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))  # for `python -m tests.fuzzing`
+import cards
 
 SECONDS = 30  # after which a case hangs
 ROOM = 3 << 30  # bytes that a case may take beyond what the process has

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from playgrounds import PER_CLASS, PLAYGROUNDS, STATIC, digits, playground
 
-import pfl_lite
 from pfl_lite.data.images import load
 from pfl_lite.errors import InputError
 from pfl_lite.show.offices import OFFICES
-from pfl_lite.show.playgrounds import PER_CLASS, PLAYGROUNDS, digits, playground
 from tests import reference
 from tests.reference.common import SGD, Client, join, weighted_mean
 from tests.reference.dense import Learner, Net, forward
 
 ROOT = Path(__file__).resolve().parent.parent
-STATIC = Path(pfl_lite.__file__).parent / "static"
-SCRIPTS = ("explorer", "play_models", "play_core", "play_offices")
+SCRIPTS = [
+    ROOT / "pfl_lite/static/explorer.js",
+    *(STATIC / f"play_{name}.js" for name in ("models", "core", "offices")),
+]
 NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     not (NODE or CHROMIUM), reason="neither node nor chromium, to run the page's JavaScript, is installed"
@@ -51,7 +52,7 @@ def javascript(expression: str, **values: Any) -> Any:
 
 def in_chromium(given: str, expression: str) -> Any:
     """The same in a page."""
-    scripts = "".join(f"<script>{(STATIC / f'{name}.js').read_text()}</script>" for name in SCRIPTS)
+    scripts = "".join(f"<script>{script.read_text()}</script>" for script in SCRIPTS)
     page = f"<!doctype html>{scripts}<pre id=a></pre><script>{given} const [P, O] = [pflPlay, pflOffices];"
     page += f"document.getElementById('a').textContent = JSON.stringify({expression})</script>"
     address = "data:text/html;base64," + base64.b64encode(page.encode()).decode()
@@ -310,8 +311,7 @@ def test_a_playground_is_whole_and_small(kind: str) -> None:
     assert len(page) < 110_000 and page.count("</script>") == 2
 
 
-def test_a_page_that_names_a_playground_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+def test_a_page_that_names_a_playground_gets_it_whole() -> None:
     tool = importlib.import_module("mended_pages")
     named = {
         kind

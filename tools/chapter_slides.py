@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import yaml
 from chapter_text import LAB, Chapter, Writer, exercises, function, pieces, questions
 from nbconvert.filters.markdown import markdown2html
+from playgrounds import PLAYGROUNDS, playground
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-
-from pfl_lite.show.playgrounds import PLAYGROUNDS, playground
 
 ROOT = Path(__file__).resolve().parent.parent
 SLIDES = ROOT / "tools/slides"

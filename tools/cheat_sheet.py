@@ -8,9 +8,9 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+from cards import CARDS, Piece
 from make_pdf import ROOT, chromium
 
-from pfl_lite.show.cards import CARDS, Piece
 from pfl_lite.show.plots import METHOD_LABELS
 
 PAGE = ROOT / "book/cheat-sheet.md"

@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cards import poster
 from make_pdf import ROOT, chromium
-
-from pfl_lite.show.cards import poster
 
 PAGE = "<style>@page { size: A3 landscape; margin: 0 } body { margin: 0 } svg { width: 420mm; height: 296mm }</style>"
 

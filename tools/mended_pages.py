@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from playgrounds import playground
 from sphinx.application import Sphinx
-
-from pfl_lite.show.playgrounds import playground
 
 PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 

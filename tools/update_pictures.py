@@ -10,10 +10,10 @@ from pathlib import Path
 
 import cheat_sheet
 import draw_ideas as ideas
+from cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from chapter_slides import teaching
 from chapter_text import Writer
 
-from pfl_lite.show.cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from pfl_lite.show.plots import METHOD_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent

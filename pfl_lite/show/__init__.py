@@ -1,1 +1,1 @@
-"""What readers see: tables as text, figures, explorers and playgrounds, the methods' cards, the pieces of the chapters' pages."""
+"""What readers see: tables as text, figures, explorers, the story's offices, the pieces of the chapters' pages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
@@ -13,13 +14,18 @@ from pfl_lite.files import script_json
 from pfl_lite.show.offices import OFFICES
 from pfl_lite.show.plots import METHOD_COLOURS
 
+STATIC = Path(__file__).resolve().parent / "static"
 PLAYGROUNDS: dict[str, str] = {
     "server": "Be the server",
     "federation": "Train a federation here",
     "difference": "Which difference have I got?",
 }
 """Every playground and its title."""
-_CORE = ("explorer", "playing", "play_models", "play_core", "play_offices", "play_frame")
+SCRIPTS = [
+    *(resources.files("pfl_lite") / "static" / f"{name}.js" for name in ("explorer", "playing")),
+    *(STATIC / f"play_{name}.js" for name in ("models", "core", "offices", "frame")),
+]
+"""Of every playground, before its own."""
 _NEEDS_DIGITS = ("federation", "difference")
 PER_CLASS = 100  # images of each digit in a page
 
@@ -39,9 +45,8 @@ def playground(kind: str) -> str:
         record["methods"] = METHOD_COLOURS
     if kind in _NEEDS_DIGITS:
         record["pool"] = digits()
-    folder = resources.files("pfl_lite") / "static"
-    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in (*_CORE, f"play_{kind}"))
-    style = (folder / "play.css").read_text(encoding="utf-8")
+    script = "".join(one.read_text(encoding="utf-8") for one in (*SCRIPTS, STATIC / f"play_{kind}.js"))
+    style = (STATIC / "play.css").read_text(encoding="utf-8")
     return (
         f'<div class="pfl-play" data-play="{kind}" role="group" aria-label="{PLAYGROUNDS[kind]}">This playground needs '
         "JavaScript."

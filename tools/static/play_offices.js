@@ -2,7 +2,7 @@
 // Pure functions; nothing here draws.
 (() => {
   "use strict";
-  const { generator } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
+  const { generator } = typeof document === "undefined" ? require("../../pfl_lite/static/explorer.js") : pflExplorer;
   const [SIDE, CLASSES, TRAIN, TEST] = [8, 10, 40, 50]; // TRAIN and TEST images per office
   const PIXELS = SIDE * SIDE;
 

@@ -1,7 +1,7 @@
 // Vectors, and what is trained in the playgrounds: bowls in the plane and a small network. Pure functions; nothing here draws.
 (() => {
   "use strict";
-  const { generator } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
+  const { generator } = typeof document === "undefined" ? require("../../pfl_lite/static/explorer.js") : pflExplorer;
 
   // a + scale * b, and the mean of many with weights.
   function plus(a, b, scale = 1) {
