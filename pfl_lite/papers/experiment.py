@@ -158,9 +158,8 @@ class Experiment:
             raise InputError(
                 f"{self.name} is no paper's table: it has only one budget, leave --budget-name out"
             )
-        return replace(
-            self, name=f"{self.name}-{budget}", budget=budget, **(self.paper_budget | {"paper_budget": {}})
-        )
+        changed = self.paper_budget | {"name": f"{self.name}-{budget}", "budget": budget, "paper_budget": {}}
+        return replace(self, **changed)
 
     def rounds_of(self, arm: Arm) -> int:
         """For how many rounds an arm is trained."""
@@ -172,10 +171,8 @@ class Experiment:
 
     def scored(self, arm: Arm, candidate: Settings) -> bool:
         """Whether a stored candidate of an arm was trained for the protocol's rounds and with its seed."""
-        return (candidate.get("rounds"), candidate.get("seed")) == (
-            self.search_rounds_of(arm),
-            self.search_seed,
-        )
+        wanted = {"rounds": self.search_rounds_of(arm), "seed": self.search_seed}
+        return wanted.items() <= candidate.items()
 
     @property
     def longest(self) -> int:
@@ -201,22 +198,11 @@ class Experiment:
 
     def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
         """The settings that all arms share, as `make_config` takes them."""
-        tuning = {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
-        return tuning | {
-            "data": self.data,
-            "model": self.model,
-            "partition": self.partition,
-            "clients": self.clients,
-            "rounds": self.rounds if rounds is None else rounds,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "participation": self.participation,
-            "seed": seed,
-            "ft_every": self.ft_every,
-            "eval_every": self.eval_every,
-            "patience": self.patience,
-            **self.common,
-        }
+        names = ("data", "model", "partition", "clients", "epochs", "batch_size", "participation", "ft_every")
+        found: Settings = {name: getattr(self, name) for name in (*names, "eval_every", "patience")}
+        found |= {"seed": seed, "rounds": self.rounds if rounds is None else rounds}
+        found |= {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
+        return found | self.common
 
     def arm(self, key: str) -> Arm:
         """One arm by its key; raises InputError for an unknown one."""

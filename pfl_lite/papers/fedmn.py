@@ -534,16 +534,11 @@ def fewer_floats(mine: Runs) -> ClaimResult:
     }
     largest = [max(each) for each in zip(*ratios.values(), strict=True)]
     note = ", ".join(f"{blocks} {sum(each) / len(each):.2f}" for blocks, each in ratios.items())
-    statistic = "floats in all rounds, FedMN over FedAvg, largest ratio"
-    return ClaimResult(
-        statistic,
+    statistic, decided = (
+        "floats in all rounds, FedMN over FedAvg, largest ratio",
         by_seed([ratio < 1 for ratio in largest]),
-        max(largest),
-        None,
-        None,
-        1.0,
-        f"mean ratios {note}",
     )
+    return ClaimResult(statistic, decided, max(largest), threshold=1.0, note=f"mean ratios {note}")
 
 
 def of_fig2(setting: str) -> None:

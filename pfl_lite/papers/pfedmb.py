@@ -124,26 +124,22 @@ def table1_deviations(rounds: int, chosen: str, tuned: str) -> tuple[str, ...]:
 
 def table1_arms(plain: Settings, branched: Settings) -> tuple[Arm, ...]:
     """The rows of Table I, with how the rates of both kinds of methods are searched."""
+
+    def arm(key: str, method: str, label: str, column: str, **how: Any) -> Arm:
+        return Arm(key, method, label, printed("pFedMB", "I", column), **how)
+
+    unweighted = {"settings": SHARED_ALPHA | {"aggregation": "plain"}, "source": Source("pfedmb"), "grid": ()}
     return (
-        Arm("local", "local", "Local", printed("pFedMB", "I", "Local"), **plain),
-        Arm("fedavg", "fedavg", "FedAvg", printed("pFedMB", "I", "FedAvg"), **plain),
-        Arm(
+        arm("local", "local", "Local", "Local", **plain),
+        arm("fedavg", "fedavg", "FedAvg", "FedAvg", **plain),
+        arm(
             "pfedmb-plain",
             "pfedmb",
             "pFedMB without alpha-weighting (eq. 6)",
-            printed("pFedMB", "I", "pFedMB w/o alpha-weighted avg"),
-            (),
-            settings=SHARED_ALPHA | {"aggregation": "plain"},
-            source=Source("pfedmb"),
+            "pFedMB w/o alpha-weighted avg",
+            **unweighted,
         ),
-        Arm(
-            "pfedmb",
-            "pfedmb",
-            "pFedMB (eq. 5)",
-            printed("pFedMB", "I", "pFedMB"),
-            settings=SHARED_ALPHA,
-            **branched,
-        ),
+        arm("pfedmb", "pfedmb", "pFedMB (eq. 5)", "pFedMB", settings=SHARED_ALPHA, **branched),
     )
 
 
@@ -300,21 +296,16 @@ def branches_name(setting: str) -> str:
 def pfedmb_branches(setting: str) -> Experiment:
     """pFedMB with several numbers of branches in a setting of Table II: Fig. 5, and what Table III is chosen from."""
     base, best, words = pfedmb_table2(setting), TABLE2_SETTINGS[setting][4], TABLE2_SETTINGS[setting][3]
-    shown = base.arm("pfedmb").paper
+
+    def arm(number: int, branched: Settings) -> Arm:
+        paper, source = None, Source("pfedmb")
+        if number == best:
+            paper, source = base.arm("pfedmb").paper, Source("pfedmb", "run", base.name)
+        key, settings = f"b{number}", {"branches": number} | branched
+        return Arm(key, "pfedmb", f"B = {number}", paper, (), settings, source=source)
 
     def arms(candidates: tuple[int, ...], branched: Settings) -> tuple[Arm, ...]:
-        return tuple(
-            Arm(
-                f"b{number}",
-                "pfedmb",
-                f"B = {number}",
-                shown if number == best else None,
-                (),
-                {"branches": number} | branched,
-                source=Source("pfedmb", "run", base.name) if number == best else Source("pfedmb"),
-            )
-            for number in sorted({*candidates, best})
-        )
+        return tuple(arm(number, branched) for number in sorted({*candidates, best}))
 
     deviations = (
         f"The learning rates are those chosen for B = {best}, the paper's best, whose run is that of Table II; {NEXT}, "
@@ -410,9 +401,8 @@ def chain(runs: Runs) -> ClaimResult:
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
-    statistic = "paired difference of the weakest link, points"
     decided = verdict([*links.values()], [0.0] * len(links))
-    return ClaimResult(statistic, decided, *weakest[:2], weakest.interval, 0.0, "; ".join(each))
+    return outcome("paired difference of the weakest link, points", weakest, "; ".join(each), decided)
 
 
 @claim(
@@ -441,9 +431,8 @@ def faster(runs: Runs) -> ClaimResult:
         if len(common) > 1:
             values = np.array([[[curve[at] for at in common] for curve in arm] for arm in curves])
             short = np.flip(values < 0.99 * values[..., -1:], -1)  # from the last round backwards
-            reached = values.shape[-1] - np.where(
-                short.any(-1), short.argmax(-1), values.shape[-1]
-            )  # [arms, seeds]
+            rounds = values.shape[-1]
+            reached = rounds - np.where(short.any(-1), short.argmax(-1), rounds)  # [arms, seeds]
             counted[quantity] = np.array(common)[reached]
             sooner[quantity] = np.array(common)[np.flip(~short, -1).argmax(-1)]
     if not counted:
@@ -487,7 +476,7 @@ def twins_agree(runs: Runs) -> ClaimResult:
     decided = by_seed(list(((distance < 0.2) & same).all(1)))
     note = f"closer than 0.2 in {(distance < 0.2).sum()}, same branch in {same.sum()} of {same.size} pairs"
     statistic = "largest L1 distance of alpha inside a pair"
-    return ClaimResult(statistic, decided, float(distance.max()), None, None, 0.2, note)
+    return ClaimResult(statistic, decided, float(distance.max()), threshold=0.2, note=note)
 
 
 @claim(
@@ -509,16 +498,15 @@ def pairs_differ(runs: Runs) -> ClaimResult:
         f"branches used, by seed: {', '.join(map(str, used))}; all {number} pairs differ in {used.count(number)} of {len(used)}; "
         f"chance alone would do as well with probability {more:.2g}"
     )
-    return ClaimResult(
-        "different branches, mean of the seeds", decided, float(np.mean(used)), None, None, expected, note
-    )
+    statistic = "different branches, mean of the seeds"
+    return ClaimResult(statistic, decided, float(np.mean(used)), threshold=expected, note=note)
 
 
 def by_chance(used: Sequence[int], pairs: int, branches: int) -> tuple[float, float]:
     """How likely pairs that choose branches at random use so many different ones or more, so many or fewer, in all seeds."""
     one = np.eye(1, pairs + 1)[
         0
-    ]  # probability of so many different branches in one seed, before the first pair
+    ]  # how likely so many different branches are in one seed, before the first pair
     count = np.arange(pairs + 1)
     for _ in range(pairs):
         one = one * count / branches + np.concatenate([[0.0], (one * (branches - count) / branches)[:-1]])
@@ -577,8 +565,8 @@ def traffic(runs: Runs) -> ClaimResult:
         raise NotTestable("no round of the two methods sent anything with the same clients")
     decided = "held" if all(fits) else "failed"
     note = f"one of the {branches} branches has FedAvg's floats in {sum(fits)} of {len(fits)} rounds"
-    value = float(np.mean(ratios))
-    return ClaimResult("floats down, pFedMB over FedAvg", decided, value, None, None, branches, note)
+    statistic = "floats down, pFedMB over FedAvg"
+    return ClaimResult(statistic, decided, float(np.mean(ratios)), threshold=branches, note=note)
 
 
 @claim(
@@ -592,8 +580,7 @@ def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
     gain = {arm: per_client(runs[arm]) - per_client(runs[arm], "final_before_ft") for arm in runs}
     more = estimate(gain["fedavg"] - gain["pfedmb"])
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
-    statistic = "gain by fine-tuning, FedAvg minus pFedMB, points"
-    return ClaimResult(statistic, verdict([more], [0.0]), *more[:2], more.interval, 0.0, note)
+    return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, note)
 
 
 def table2(setting: str) -> str:
@@ -625,9 +612,8 @@ def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
         f"mean ranks: {', '.join(f'{key} {rank:.2f}' for key, rank in ranked)}; it is ahead of every rival with p = "
         f"{found.p_best:.2g} at most, and equal methods would be as far behind with p = {found.p_beaten:.2g}"
     )
-    return ClaimResult(
-        "mean rank of the best rival minus pFedMB's", found.verdict, found.lead, None, None, 0.0, note
-    )
+    statistic = "mean rank of the best rival minus pFedMB's"
+    return ClaimResult(statistic, found.verdict, found.lead, threshold=0.0, note=note)
 
 
 linked(
@@ -691,15 +677,8 @@ def one_peak(runs: Runs) -> ClaimResult:
     single = SCAN[peak] == "b10" and rises[:peak].all() and not rises[peak:].any()
     decided = verdict(ends, [0.0, 0.0])
     note = ", ".join(f"{key} {mean:.2f}" for key, mean in zip(SCAN, means, strict=True))
-    statistic = "B = 10 minus the better end of the scan, points"
-    return ClaimResult(
-        statistic,
-        "undecided" if decided == "held" and not single else decided,
-        *nearer[:2],
-        nearer.interval,
-        0.0,
-        note,
-    )
+    decided = "undecided" if decided == "held" and not single else decided
+    return outcome("B = 10 minus the better end of the scan, points", nearer, note, decided)
 
 
 def best_number(runs: Runs) -> tuple[int, Array]:
@@ -728,7 +707,7 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
     decided = "held" if sure > 1 - ONE_SIDED else "failed" if sure < ONE_SIDED else "undecided"
     note = f"best on validation images: CIFAR-10 {here}, CIFAR-100 {there}; more on CIFAR-10 in {sure:.0%} of the draws"
     statistic = "best number of branches, CIFAR-10 minus CIFAR-100"
-    return ClaimResult(statistic, decided, float(here - there), None, None, 0.0, note)
+    return ClaimResult(statistic, decided, float(here - there), threshold=0.0, note=note)
 
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------

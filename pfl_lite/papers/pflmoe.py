@@ -14,6 +14,7 @@ from pfl_lite.papers.statement import (
     Link,
     ahead,
     count,
+    difference,
     linked,
     misfits,
     printed_table,
@@ -158,13 +159,16 @@ SCOPES = {"": ("all nine settings", ALL), "-lenet": ("the six settings with LeNe
 """A claim about all settings, and the same about those that a processor without a GPU can train."""
 
 
+def everywhere(better: str, worse: str, names: Sequence[str], measure: str = LOCAL) -> list[Link]:
+    """One arm before another in each of some settings."""
+    return [link for name in names for link in ahead(name, better, worse, measure=measure)]
+
+
 def on_average(better: str, worse: str, names: Sequence[str]) -> Link:
     """One arm before another in the local test, as a mean over some settings."""
     share = 1 / len(names)
-    return Link(
-        {(name, arm): sign * share for name in names for arm, sign in ((better, 1), (worse, -1))},
-        measure=LOCAL,
-    )
+    terms = {(name, arm): sign * share for name in names for arm, sign in ((better, 1), (worse, -1))}
+    return Link(terms, measure=LOCAL)
 
 
 for suffix, (where, names) in SCOPES.items():
@@ -178,7 +182,7 @@ for suffix, (where, names) in SCOPES.items():
         f"E2{suffix}",
         TABLES,
         f"PFL-MF is above FedAvg in the local test, in {where} (Table I)",
-        [link for name in names for link in ahead(name, "pfl_mf", "fedavg", measure=LOCAL)],
+        everywhere("pfl_mf", "fedavg", names),
     )
     linked(
         f"E4{suffix}",
@@ -187,11 +191,11 @@ for suffix, (where, names) in SCOPES.items():
         [
             link
             for name in names
-            if "cifar10" in name
-            for link in ahead(
-                name,
-                *(("pfl_mf", "pfl_fb") if name == setting("cifar10-lenet", "2") else ("pfl_fb", "pfl_mf")),
-                measure=LOCAL,
+            if name in CIFAR
+            for link in (
+                ahead(name, "pfl_mf", "pfl_fb", measure=LOCAL)
+                if name == setting("cifar10-lenet", "2")
+                else ahead(name, "pfl_fb", "pfl_mf", measure=LOCAL)
             )
         ],
     )
@@ -199,7 +203,7 @@ for suffix, (where, names) in SCOPES.items():
         f"E6{suffix}",
         TABLES,
         f"The gate that reads pixels is not below the one that reads features in the global test, in {where} (Table II)",
-        [link for name in names for link in ahead(name, "pfl_mf", "pfl_mfe", measure=GLOBAL)],
+        everywhere("pfl_mf", "pfl_mfe", names, GLOBAL),
     )
     linked(
         f"E7{suffix}",
@@ -229,7 +233,7 @@ linked(
     "E5",
     TABLES,
     "CIFAR-10: the gate that reads features (PFL-MFE) is above the one that reads pixels (PFL-MF) in the local test (Table I)",
-    [link for name in CIFAR for link in ahead(name, "pfl_mfe", "pfl_mf", measure=LOCAL)],
+    everywhere("pfl_mfe", "pfl_mf", CIFAR),
 )
 linked(
     "E8",
@@ -238,15 +242,10 @@ linked(
     [
         link
         for pair in MOE_PAIRS
-        for small, large in pairwise(MOE_ALPHAS)
+        for small, large in pairwise(setting(pair, alpha) for alpha in MOE_ALPHAS)
         for link in (
-            Link(
-                {(setting(pair, small), "local"): 1.0, (setting(pair, large), "local"): -1.0}, measure=LOCAL
-            ),
-            Link(
-                {(setting(pair, large), "fedavg"): 1.0, (setting(pair, small), "fedavg"): -1.0},
-                measure=GLOBAL,
-            ),
+            difference((small, "local"), (large, "local"), measure=LOCAL),
+            difference((large, "fedavg"), (small, "fedavg"), measure=GLOBAL),
         )
     ],
 )
@@ -255,11 +254,9 @@ linked(
     TABLES,
     "CIFAR-10: Local is worse with VGG-16 than with LeNet-5, in both tests (Tables I and II)",
     [
-        Link(
-            {
-                (setting("cifar10-lenet", alpha), "local"): 1.0,
-                (setting("cifar10-vgg16", alpha), "local"): -1.0,
-            },
+        difference(
+            (setting("cifar10-lenet", alpha), "local"),
+            (setting("cifar10-vgg16", alpha), "local"),
             measure=test,
         )
         for alpha in MOE_ALPHAS
@@ -270,12 +267,10 @@ linked(
 
 def shrinking(pair: str) -> list[Link]:
     """PFL-FB's lead over FedAvg falls from alpha to alpha, and none is left at the largest."""
-    leads = [
-        {(setting(pair, alpha), "pfl_fb"): 1.0, (setting(pair, alpha), "fedavg"): -1.0}
-        for alpha in MOE_ALPHAS
-    ]
+    names = [setting(pair, alpha) for alpha in MOE_ALPHAS]
+    leads = [{(name, "pfl_fb"): 1.0, (name, "fedavg"): -1.0} for name in names]
     behind = [{term: -factor for term, factor in lead.items()} for lead in leads]
-    falls = [Link(leads[i] | behind[i + 1], measure=LOCAL) for i in range(len(leads) - 1)]
+    falls = [Link(here | after, measure=LOCAL) for here, after in zip(leads, behind[1:], strict=False)]
     return [*falls, Link(behind[-1], measure=LOCAL)]
 
 

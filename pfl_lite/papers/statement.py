@@ -252,11 +252,18 @@ class Link:
         return combined(parts)
 
 
+def difference(
+    better: tuple[str, str], worse: tuple[str, str], above: float = 0.0, measure: str = "test_accuracy"
+) -> Link:
+    """One arm before another, each named after its experiment."""
+    return Link({better: 1.0, worse: -1.0}, above, measure)
+
+
 def ahead(
     experiment: str, better: str, *worse: str, above: float = 0.0, measure: str = "test_accuracy"
 ) -> list[Link]:
     """One arm before each of others in one experiment."""
-    return [Link({(experiment, better): 1.0, (experiment, arm): -1.0}, above, measure) for arm in worse]
+    return [difference((experiment, better), (experiment, arm), above, measure) for arm in worse]
 
 
 def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
