@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.papers import get_experiment, members
+from pfl_lite.papers import get_experiment
 from pfl_lite.papers.statement import ClaimResult
+from pfl_lite.results.audit import missing
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import accuracy, table
 from pfl_lite.results.verdicts import claims
@@ -51,16 +52,14 @@ def test_a_run_that_is_gone_is_not_run(ledger: Ledger) -> None:
     assert "FedAvg" not in after and before.drop("FedAvg").equals(after)
     said = pages.not_run(OTHER, ledger=ledger).data
     assert OTHER in said and "(FedAvg)" in said and not pages.not_run(NAME, ledger=ledger).data
-    assert "--methods fedavg" in pages.still_missing(OTHER, ledger).data
+    assert all("--methods fedavg" in one.command for one in missing(OTHER, ledger))
     assert "FedAvg" not in set(pages.costs(OTHER, ledger=ledger)["method"])
 
 
 def test_a_command_that_waits_for_another_says_so(ledger: Ledger) -> None:
-    waits = pages.still_missing(
-        "pfedmb-table2-dirichlet-15", Ledger(ledger.folder / "empty")
-    ).data.splitlines()
-    first = "pfl-lite reproduce pfedmb-table2-dirichlet-50 --methods"
-    assert len(waits) == 9 and all(f", after `{first} " in line for line in waits)
+    waits = missing("pfedmb-table2-dirichlet-15", Ledger(ledger.folder / "empty"))
+    first = "pfl-lite reproduce pfedmb-table2-dirichlet-50 --methods "
+    assert len(waits) == 9 and all(one.after.startswith(first) for one in waits)
 
 
 def test_fewer_seeds_than_planned_have_a_star(ledger: Ledger) -> None:
@@ -220,10 +219,8 @@ def test_rows_of_one_method_meet_under_one_name(ledger: Ledger) -> None:
 
 def test_a_deleted_run_of_pflmoe_leaves_every_part_of_its_page(ledger: Ledger) -> None:
     assert pages.begun(NAME, "pflmoe-fmnist-lenet-2", ledger=ledger) == [NAME]
-    assert (
-        pages.plan(NAME, ledger=ledger).empty
-        and not pages.statuses(NAME, ledger=ledger).get("not run", np.zeros(1)).any()
-    )
+    assert not missing(NAME, ledger)
+    assert not pages.statuses(NAME, ledger=ledger).get("not run", np.zeros(1)).any()
     (ledger.folder / NAME / "pfl_mfe-seed0.json").unlink()
     row = "PFL-MFE (features), as in the paper"
     gone = pages.shaded(table(NAME, ledger)).data.set_index("Method").filter(like=row, axis=0)
@@ -231,43 +228,35 @@ def test_a_deleted_run_of_pflmoe_leaves_every_part_of_its_page(ledger: Ledger) -
     assert row not in pages.grid(NAME, ledger=ledger, measure="global_test").data.index
     assert row not in set(figure("pflmoe-fig3", ledger)["Method"])
     assert pages.statuses(NAME, ledger=ledger)["not run"].tolist() == [2]
-    (todo,) = pages.plan(NAME, ledger=ledger).to_dict("records")
-    assert (
-        todo["results"] == 1 and todo["command"] == f"pfl-lite reproduce {NAME} --methods pfl_mfe --seeds 0"
-    )
-    assert np.isnan(todo["seconds each"])  # it was the only one of its row
+    (todo,) = missing(NAME, ledger)
+    assert todo.results == 1 and todo.command == f"pfl-lite reproduce {NAME} --methods pfl_mfe --seeds 0"
+    assert todo.seconds is None  # it was the only one of its row
 
 
 def test_a_deleted_run_of_fedmn_leaves_every_part_of_its_page(ledger: Ledger) -> None:
     name = "fedmn-table2-cifar10-lenet"
     paths = {arm.key: ledger.write(make_run(name, arm.key, 40)) for arm in get_experiment(name).arms}
-    assert pages.plan(name, ledger=ledger).empty
+    assert not missing(name, ledger)
     paths["fedmn"].unlink()  # four rows of our own come after it
     shown = pages.grid(name, ledger=ledger).data[name, "ours"].tolist()
     assert shown == ["40.07"] * 11
     assert pages.statuses(name, ledger=ledger)["not run"].tolist() == [1]
-    assert pages.plan(name, ledger=ledger)["command"].tolist() == [
-        f"pfl-lite reproduce {name} --methods fedmn --seeds 0"
-    ]
+    (todo,) = missing(name, ledger)
+    assert todo.command == f"pfl-lite reproduce {name} --methods fedmn --seeds 0"
 
 
 def test_what_is_missing_comes_with_the_time_of_the_same_rows(ledger: Ledger) -> None:
-    found = pages.plan(*members("pflmoe-tables"), "fedmn-table2-emnist", ledger=ledger).set_index(
-        "experiment"
-    )
-    assert NAME not in found.index and len(found) == 9
-    assert found["seconds each"].isna().all()
+    found = [*missing("pflmoe-tables", ledger), *missing("fedmn-table2-emnist", ledger)]
+    assert not any(f" {NAME} " in one.command for one in found)
+    assert all(one.seconds is None for one in found)
     (ledger.folder / NAME / "fedavg-seed0.json").unlink()
     first = ledger.read(NAME)[0]
     ledger.write(
         first | {"seed": 1, "arm": "fedavg", "seconds": 321.0, "config": first["config"] | {"seed": 1}}
     )
-    (todo,) = pages.plan(NAME, ledger=ledger).to_dict("records")
-    assert todo["results"] == 1 and todo["seconds each"] == 321
-    assert (
-        found.loc["pflmoe-fmnist-lenet-2", "command"] == "pfl-lite reproduce pflmoe-fmnist-lenet-2 --seeds 0"
-    )
-    assert found["data"].tolist().count("not available here") == 1
+    todo = missing(NAME, ledger)
+    assert sum(one.results for one in todo) == 1 and {one.seconds for one in todo} == {321}
+    assert {"fedmn-table2-emnist" in one.command for one in found if one.unavailable} == {True}
 
 
 def test_rows_that_take_over_a_training_count_what_they_did_after_it(ledger: Ledger) -> None:

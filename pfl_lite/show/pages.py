@@ -17,7 +17,7 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import Experiment, get_experiment
 from pfl_lite.papers.experiment import either
 from pfl_lite.papers.statement import ClaimResult
-from pfl_lite.results import audit
+from pfl_lite.results.audit import full_plan
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import accuracy, runs_of
 from pfl_lite.results.tables import table as table_of
@@ -27,17 +27,6 @@ BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
 VERDICTS = {"held": ABOVE, "failed": BELOW}
 STRONG, PALE = 0.4, 0.15  # opacity of a verdict's shade, the second where it rests on one seed
-SPENT = [  # columns of `costs`
-    "experiment",
-    "method",
-    "seed",
-    "rounds",
-    "thousand floats down a round",
-    "thousand floats up a round",
-    "million images",
-    "core hours",
-    "accuracy (%)",
-]
 NOT_RUN = "–"
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
@@ -77,7 +66,7 @@ def own_names(names: Sequence[str]) -> list[str]:
 
 def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     """The searches of an experiment that are whole: every candidate of the present grid, scored as the protocol says."""
-    sweep = audit.full_plan(get_experiment(name), ledger or Ledger())
+    sweep = full_plan(get_experiment(name), ledger or Ledger())
     arms = {arm.key: arm for arm in sweep.arms if arm.grid and sweep.candidates(arm)}
     return [
         search | {"candidates": sweep.scored(arm)}
@@ -133,8 +122,7 @@ def clients(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
         runs = (ledger or Ledger()).read(name)
         if runs:
             train, test = (np.array(runs[0]["final"][key]) for key in ("train_size", "test_size"))
-            smallest, middle, largest = np.quantile(train, [0, 0.5, 1])
-            rows.append((name, len(train), smallest, middle, largest, test.min(), test.max()))
+            rows.append((name, len(train), *np.quantile(train, [0, 0.5, 1]), test.min(), test.max()))
     columns = ["experiment", "clients", "fewest", "median", "most", "fewest test", "most test"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -184,14 +172,9 @@ def shade(gap: object) -> str:
 
 def shaded(frame: pd.DataFrame) -> Styler:
     """A table *paper | ours* colored by its gaps; the column of reasons is left to `reasons`."""
-    shown = styled(frame.drop(columns="Reason")).hide(axis="index")
-    numbers: dict[Any, Any] = {
-        "Paper (%)": "{:.2f}",
-        "Ours (%)": "{:.2f}",
-        "s.d.": "{:.2f}",
-        "Gap": "{:+.2f}",
-    }
-    return shown.map(shade, subset=["Gap"]).format(numbers, na_rep="–")
+    numbers: dict[Any, Any] = dict.fromkeys(("Paper (%)", "Ours (%)", "s.d."), "{:.2f}") | {"Gap": "{:+.2f}"}
+    shown = styled(frame.drop(columns="Reason")).hide(axis="index").map(shade, subset=["Gap"])
+    return shown.format(numbers, na_rep=NOT_RUN)
 
 
 def reasons(frame: pd.DataFrame) -> Markdown:
@@ -342,70 +325,32 @@ def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
     for name in names:
         experiment = get_experiment(name)
         found = runs_of(experiment, ledger or Ledger())
-        for key, runs in found.items():
-            if experiment.arm(key).run_of in names:
-                continue
-            before = {run["seed"]: run for run in found.get(experiment.arm(key).trained_by or "", [])}
-            for run in runs:
-                spent = [run.get("images_trained") or np.nan, run["seconds"]]
-                if first := before.get(run["seed"]):
-                    # never below 0, where the two were trained apart and the second on a quicker machine
-                    spent = [
-                        max(spent[0] - (first.get("images_trained") or np.nan), 0),
-                        max(spent[1] - first["seconds"], 0),
-                    ]
-                sampled = sum(len(entry["clients"]) for entry in run["rounds"])
-                down, up = (sum(e[way] for e in run["rounds"]) for way in ("floats_down", "floats_up"))
+        for arm in (arm for arm in experiment.arms if arm.run_of not in names):
+            before = {run["seed"]: _spent(run) for run in found.get(arm.trained_by or "", [])}
+            for run in found[arm.key]:
+                spent = _spent(run)
+                if run["seed"] in before:  # trained apart, the second may have had a quicker machine
+                    spent = np.maximum(spent - before[run["seed"]], 0)
+                sampled = max(sum(len(entry["clients"]) for entry in run["rounds"]), 1)
+                floats = (
+                    sum(e[way] for e in run["rounds"]) / sampled / 1e3 for way in ("floats_down", "floats_up")
+                )
+                scored = accuracy(run, next(iter(experiment.measures)))
                 rows.append(
                     (
                         name,
-                        experiment.arm(key).label,
+                        arm.label,
                         run["seed"],
-                        int(run["rounds"][-1]["round"]),
-                        down / max(sampled, 1) / 1e3,
-                        up / max(sampled, 1) / 1e3,
-                        spent[0] / 1e6,
-                        spent[1] / 3600,
-                        accuracy(run, next(iter(experiment.measures))),
+                        run["rounds"][-1]["round"],
+                        *floats,
+                        *spent / (1e6, 3600),
+                        scored,
                     )
                 )
-    return pd.DataFrame(rows, columns=SPENT)
+    kinds = ["thousand floats down a round", "thousand floats up a round", "million images", "core hours"]
+    return pd.DataFrame(rows, columns=["experiment", "method", "seed", "rounds", *kinds, "accuracy (%)"])
 
 
-def still_missing(name: str, ledger: Ledger | None = None) -> Markdown:
-    """The commands that would fill the gaps of an experiment or a group, with how long such runs took and what comes before."""
-    found = audit.missing(name, ledger or Ledger())
-    if not found:
-        return Markdown("Nothing is missing: every row has been run with every seed.")
-    lines = [
-        f"- `{one.command}`: {one.takes}" + (f", after `{one.after}`" if one.after else "") for one in found
-    ]
-    return Markdown("\n".join(lines))
-
-
-def plan(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
-    """What of some experiments has not run: how many results, how long one of these rows took, and the command that runs them.
-
-    Seconds are NaN where no result of the rows is there.
-    """
-    there, rows = ledger or Ledger(), []
-    for name in names:
-        experiment = get_experiment(name)
-        missing = audit.full_plan(experiment, there).missing()
-        if not missing:
-            continue
-        arms = list(dict.fromkeys(arm.key for arm, _ in missing))
-        seeds = ",".join(map(str, sorted({seed for _, seed in missing})))
-        every = len(arms) == len(experiment.arms)
-        rows.append(
-            {
-                "experiment": name,
-                "results": len(missing),
-                "seconds each": audit.typical_seconds(experiment, arms, there),
-                "data": "not available here" if experiment.unavailable else "",
-                "command": experiment.command("" if every else ",".join(arms), seeds),
-            }
-        )
-    columns = ["experiment", "results", "seconds each", "data", "command"]
-    frame = pd.DataFrame(rows, columns=columns).astype({"seconds each": float})
-    return frame.sort_values("seconds each", ascending=False, ignore_index=True)
+def _spent(run: Run) -> np.ndarray:
+    """Images that a run was trained on, NaN where it did not count them, and seconds."""
+    return np.array([run.get("images_trained") or np.nan, run["seconds"]])
