@@ -12,10 +12,9 @@ import pytest
 from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
-from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, get_experiment, members
+from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, every_budget, get_experiment, members
 from pfl_lite.results import executors
 from pfl_lite.results import run as runner
-from pfl_lite.results.audit import every_budget
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import table
 from pfl_lite.show.figures import FIGURES

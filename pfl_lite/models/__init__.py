@@ -16,24 +16,9 @@ from pfl_lite.models.network import Network, Params, Parts
 from pfl_lite.models.small import MLP, Linear, SmallCNN
 
 __all__ = [
-    "MLP",
-    "NETWORKS",
-    "VGG16",
-    "DeepMLP",
-    "FemnistCNN",
-    "LeNet",
-    "Linear",
-    "MobileNetV2",
-    "Network",
-    "NetworkSpec",
-    "Params",
-    "Parts",
-    "PretrainedMobileNetV2",
-    "SmallCNN",
-    "auto_network",
-    "make_network",
-    "register",
-]
+    "MLP", "NETWORKS", "VGG16", "DeepMLP", "FemnistCNN", "LeNet", "Linear", "MobileNetV2", "Network", "NetworkSpec", "Params",
+    "Parts", "PretrainedMobileNetV2", "SmallCNN", "auto_network", "make_network", "register",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
     "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "TABLE2_SETTINGS", "Arm", "Experiment",
-    "Settings", "get_experiment", "members", "paper_tables", "pflmoe", "printed", "stand_ins",
+    "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "printed", "stand_ins",
 ]  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -45,6 +45,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 LISTED = "`pfl-lite experiments` lists them all"
 
 
+def every_budget() -> list[Experiment]:
+    """All experiments, each with every budget that it has."""
+    some = EXPERIMENTS.values()
+    return [one.at(budget) for one in some for budget in BUDGETS if budget == one.budget or one.paper_budget]
+
+
 def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     """An experiment by name, with one of its budgets.
 
@@ -56,6 +62,14 @@ def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS, LISTED)
     return EXPERIMENTS[name].at(budget)
+
+
+def home_of(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
+    """The experiment that makes an arm's runs, and the arm there: its own, or the one whose runs it shows."""
+    if arm.run_of is None:
+        return experiment, arm
+    home = get_experiment(arm.run_of, experiment.budget)
+    return home, home.arm(str(arm.rates_of))
 
 
 def stand_ins(group: str) -> tuple[str, ...]:

@@ -11,15 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from pfl_lite.config import with_defaults
-from pfl_lite.papers import (
-    BUDGETS,
-    DEFAULT_BUDGET,
-    EXPERIMENTS,
-    Arm,
-    Experiment,
-    get_experiment,
-    members,
-)
+from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_experiment, home_of, members
 from pfl_lite.results.ledger import MACHINE_KEYS, Ledger, Run, flat
 from pfl_lite.results.plan import Plan
 
@@ -126,14 +118,6 @@ def strangers(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def every_budget() -> list[Experiment]:
-    """All experiments with all their budgets."""
-    some = list(EXPERIMENTS.values())
-    return some + [
-        one.at(budget) for one in some if one.paper_budget for budget in BUDGETS if budget != one.budget
-    ]
-
-
 def gaps(ledger: Ledger) -> list[str]:
     """How many results of every experiment are missing; of those with the paper's budget, where there is one at least."""
     said = []
@@ -218,9 +202,9 @@ def gaps_of(
         time = typical_seconds(experiment, keys, ledger)
         found.append(Missing(command, len(some), time, after, experiment.unavailable))
     for arm in arms:
-        if arm.run_of is not None:
-            home = get_experiment(arm.run_of, experiment.budget)
-            found += gaps_of(home, ledger, [home.arm(str(arm.rates_of))], experiment.seeds)
+        home, own = home_of(experiment, arm)
+        if home is not experiment:
+            found += gaps_of(home, ledger, [own], experiment.seeds)
     return found
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from pfl_lite.config import MACHINE_KEYS
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment
+from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
 from pfl_lite.papers.statement import NotTestable, per_client_measure
 from pfl_lite.papers.statistics import agreement, ranks
 from pfl_lite.results.ledger import Ledger, Run, flat, reached
@@ -79,36 +79,55 @@ def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float
 
 def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False) -> dict[str, list[Run]]:
     """Every arm's complete runs (or the unfinished ones), by seed; an arm's that is another experiment's come from there."""
-    homes = {experiment.name: experiment}
-    for arm in experiment.arms:
-        if arm.run_of is not None:
-            homes[arm.run_of] = get_experiment(arm.run_of, experiment.budget)
-    there = {name: ledger.read(home.name, unfinished=unfinished) for name, home in homes.items()}
-    found: dict[str, list[Run]] = {}
-    for arm in experiment.arms:
-        key = arm.key if arm.run_of is None else arm.rates_of
-        some = [run for run in there[arm.run_of or experiment.name] if run["arm"] == key]
-        # another experiment may have more seeds than this one asks for
-        found[arm.key] = [run for run in some if arm.run_of is None or run["seed"] in experiment.seeds]
-    return found
+    homes = {arm.key: home_of(experiment, arm) for arm in experiment.arms}
+    names = {home.name for home, _ in homes.values()}
+    there = {name: ledger.read(name, unfinished=unfinished) for name in names}
+    return {
+        key: [
+            run
+            for run in there[home.name]
+            # another experiment may have more seeds than this one asks for
+            if run["arm"] == own.key and (home is experiment or run["seed"] in experiment.seeds)
+        ]
+        for key, (home, own) in homes.items()
+    }
 
 
 def made_by(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
     """The experiment and the arm whose training an arm's runs are: its own, unless it takes over another's."""
-    if arm.run_of is None:
-        return experiment, experiment.arm(arm.trained_by or arm.key)
-    home = get_experiment(arm.run_of, experiment.budget)
-    return home, home.arm(str(arm.rates_of))
+    home, own = home_of(experiment, arm)
+    return home, home.arm(own.trained_by or own.key)
 
 
-def detours(trained: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[str]:
-    """Which of an arm's runs diverged, and which took the place of attempts that did (`failed`) at the training of `trained`."""
-    said = []
-    for run in runs:
-        if (at := diverged_in(run["rounds"])) is not None:
-            said.append(f"seed {run['seed']} diverged in round {at}")
-    for one in failed:
-        heir = next((run for run in runs if run["seed"] == one["seed"]), one)
+class Found(NamedTuple):
+    """What the ledger holds of an arm: complete runs with the protocol's seeds, unfinished ones, attempts at these that diverged
+    and took another's place, and seeds that the protocol does not have."""
+
+    runs: list[Run]
+    unfinished: list[Run]
+    failed: list[Run]
+    strays: list[int]
+
+
+def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
+    """What the ledger holds of every arm."""
+    every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
+    found = {}
+    for arm in experiment.arms:
+        home, trained = made_by(experiment, arm)
+        some = every[arm.key], begun[arm.key], ledger.diverged(home.name, trained.key)
+        runs, undone, failed = ([one for one in each if one["seed"] in experiment.seeds] for each in some)
+        strays = [run["seed"] for run in every[arm.key] if run["seed"] not in experiment.seeds]
+        found[arm.key] = Found(runs, undone, failed, strays)
+    return found
+
+
+def detours(trained: Arm, found: Found) -> list[str]:
+    """Which of an arm's runs diverged, and which took the place of attempts that did at the training of `trained`."""
+    lost = [(run["seed"], diverged_in(run["rounds"])) for run in found.runs]
+    said = [f"seed {seed} diverged in round {at}" for seed, at in lost if at is not None]
+    for one in found.failed:
+        heir = next((run for run in found.runs if run["seed"] == one["seed"]), one)
         before, after = (flat(each["config"]) for each in (one, heir))
         unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
         old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
@@ -117,15 +136,9 @@ def detours(trained: Arm, runs: Sequence[Run], failed: Sequence[Run]) -> list[st
     return said
 
 
-def shortfalls(
-    experiment: Experiment, arm: Arm, runs: Sequence[Run], unfinished: Sequence[Run], others: Sequence[int]
-) -> list[str]:
-    """In what an arm's runs fall short of the protocol: seeds (`others` it does not have), rounds, settings, unfinished runs."""
-    said = []
-    if not runs:
-        said.append(f"no complete run in the ledger{' with a seed of the protocol' if others else ''}")
-        if experiment.unavailable:
-            said = [f"data not available here; where it is: `{experiment.command(arm.key)}`"]
+def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
+    """In what an arm's runs fall short of the protocol: seeds, rounds, settings, unfinished runs."""
+    said, runs = [], found.runs
     if runs:
         if len(runs) < len(experiment.seeds):
             said.append(f"{len(runs)} of {len(experiment.seeds)} seeds")
@@ -138,10 +151,16 @@ def shortfalls(
         keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
             said.append(f"the seeds differ in {', '.join(unlike)}")
-    if unfinished:
-        said.append(f"unfinished: seed {', '.join(str(run['seed']) for run in unfinished)}")
-    if others:
-        said.append(f"not counted: seed {', '.join(map(str, others))}, which the protocol does not have")
+    elif experiment.unavailable:
+        said.append(f"data not available here; where it is: `{experiment.command(arm.key)}`")
+    else:
+        said.append(f"no complete run in the ledger{' with a seed of the protocol' if found.strays else ''}")
+    if found.unfinished:
+        said.append(f"unfinished: seed {', '.join(str(run['seed']) for run in found.unfinished)}")
+    if found.strays:
+        said.append(
+            f"not counted: seed {', '.join(map(str, found.strays))}, which the protocol does not have"
+        )
     return said
 
 
@@ -155,15 +174,11 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
         sum(experiment.scored(experiment.arm(arm), one) for one in tried.get(arm, [])) for arm in given["arm"]
     ]
     said = []
-    for key, name in {
-        "seeds": "seeds",
-        "rounds": "rounds",
-        "epochs": "local epochs",
-        "candidates": "searched settings",
-    }.items():
+    names = {"epochs": "local epochs", "candidates": "searched settings"}
+    for key in ("seeds", "rounds", "epochs", "candidates"):
         if given[key].nunique() > 1:
             each = [f"{labels[arm]} {number}" for arm, number in zip(given["arm"], given[key], strict=True)]
-            said.append(f"Unequal {name}: {', '.join(each)}.")
+            said.append(f"Unequal {names.get(key, key)}: {', '.join(each)}.")
     return said
 
 
@@ -181,38 +196,24 @@ def table(
     """
     experiment = get_experiment(experiment, budget) if isinstance(experiment, str) else experiment
     ledger = ledger or Ledger()
-    every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
-    runs, undone = (
-        {key: [run for run in some if run["seed"] in experiment.seeds] for key, some in found.items()}
-        for found in (every, begun)
-    )
-    strays = {
-        key: [run["seed"] for run in some if run["seed"] not in experiment.seeds]
-        for key, some in every.items()
-    }
-    failed = {}
-    for arm in experiment.arms:
-        home, trained = made_by(experiment, arm)
-        failed[arm.key] = [
-            one for one in ledger.diverged(home.name, trained.key) if one["seed"] in experiment.seeds
-        ]
+    found = found_of(experiment, ledger)
     rows = []
     for measure, words in experiment.measures.items():
-        some = rows_of(experiment, measure, runs, undone, failed, strays)
+        some = rows_of(experiment, measure, found)
         rows += [row | {"Method": f"{words}: {row['Method']}"} if words else row for row in some]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
     frame = frame.astype(dict.fromkeys(numbers, float))
     frame.attrs = {
         "title": experiment.heading,
-        "notes": [*orders(experiment, runs), *experiment.deviations, *unequal(ledger, experiment)],
+        "notes": [*orders(experiment, found), *experiment.deviations, *unequal(ledger, experiment)],
     }
     return frame
 
 
-def orders(experiment: Experiment, runs: dict[str, list[Run]]) -> list[str]:
+def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
     """For each measure how far the order of the rows is the paper's, in a sentence; none where too few rows tell."""
-    said = []
+    said, runs = [], {key: one.runs for key, one in found.items()}
     for measure, words in experiment.measures.items():
         papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
         rows = [arm for arm in experiment.arms if papers[arm.key] is not None and runs[arm.key]]
@@ -227,7 +228,7 @@ def orders(experiment: Experiment, runs: dict[str, list[Run]]) -> list[str]:
         except (NotTestable, ValueError):  # kept no clients, or unlike numbers of them
             continue
         paper = np.array([papers[arm.key] for arm in rows], dtype=float)
-        found = agreement(paper, ours)
+        agreed = agreement(paper, ours)
         places = " ".join(
             f"{arm.label} is number {theirs:g} there and {mine:g} here;"
             for arm, theirs, mine in zip(
@@ -235,11 +236,11 @@ def orders(experiment: Experiment, runs: dict[str, list[Run]]) -> list[str]:
             )
             if arm.method in OWN_METHODS
         )
-        low, high = found.interval
+        low, high = agreed.interval
         said.append(
             f"{words + ': ' if words else ''}the order of the {len(rows)} rows that have both numbers agrees with the paper's by "
-            f"a Kendall's tau of {found.tau:+.2f} [{low:+.2f}, {high:+.2f}] (1: the same, -1: reversed); {places} "
-            f"the mean gap is {found.gap:.1f} points"
+            f"a Kendall's tau of {agreed.tau:+.2f} [{low:+.2f}, {high:+.2f}] (1: the same, -1: reversed); {places} "
+            f"the mean gap is {agreed.gap:.1f} points"
         )
     return said
 
@@ -251,27 +252,18 @@ def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     ]
 
 
-def rows_of(
-    experiment: Experiment,
-    measure: str,
-    runs: dict[str, list[Run]],
-    undone: dict[str, list[Run]],
-    failed: dict[str, list[Run]],
-    strays: dict[str, list[int]],
-) -> list[dict[str, Any]]:
-    """A table's rows for one measure, from each arm's complete runs, unfinished ones, attempts that diverged and seeds apart."""
-    scores = {
-        key: {run["seed"]: accuracy(run, measure) for run in some} for key, some in runs.items() if some
-    }
-    ours = {key: float(np.mean(list(some.values()))) for key, some in scores.items()}
+def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) -> list[dict[str, Any]]:
+    """A table's rows for one measure."""
+    scores = {key: {run["seed"]: accuracy(run, measure) for run in one.runs} for key, one in found.items()}
+    ours = {key: float(np.mean(list(some.values()))) for key, some in scores.items() if some}
     papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
-    rows: list[dict[str, Any]] = []
     broken = {
-        key for key, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)
+        key for key, one in found.items() if any(diverged_in(run["rounds"]) is not None for run in one.runs)
     }
+    rows: list[dict[str, Any]] = []
     for arm in experiment.arms:
-        some, why, paper = scores.get(arm.key, {}), "", papers[arm.key]
-        lengths = sorted({int(run["rounds"][-1]["round"]) for run in runs[arm.key]})
+        some, why, paper = scores[arm.key], "", papers[arm.key]
+        lengths = sorted({int(run["rounds"][-1]["round"]) for run in found[arm.key].runs})
         row: dict[str, Any] = {
             "Method": arm.label,
             "Paper (%)": paper,
@@ -281,7 +273,7 @@ def rows_of(
             "Status": "not run",
             "Rounds": ", ".join(map(str, lengths)) or "-",
         }
-        if some and arm.key in broken:
+        if arm.key in broken:
             row["Status"], why = "diverged", "weights that are no finite numbers say nothing about the method"
         elif some and paper is None and experiment.drawn:
             row["Status"], why = "drawn only", "the paper draws it and prints no number"
@@ -293,21 +285,18 @@ def rows_of(
                 (other.label, ours[arm.key] + lead, theirs)
                 for other in experiment.arms
                 if other is not arm and other.key not in broken and (theirs := papers[other.key]) is not None
-                if (lead := lead_of(scores.get(other.key, {}), some)) is not None
+                if (lead := lead_of(scores[other.key], some)) is not None
             ]
             if experiment.stands_in:
                 row["Status"], why = in_order(ours[arm.key], paper, others)
                 why = f"{experiment.stands_in}; {why}"
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
-        fell_short = shortfalls(experiment, arm, runs[arm.key], undone[arm.key], strays[arm.key])
-        row["Reason"] = "; ".join(
-            filter(
-                None,
-                [why, *fell_short, *detours(made_by(experiment, arm)[1], runs[arm.key], failed[arm.key])],
-            )
-        )
-        rows.append(row)
+        reasons = [
+            *shortfalls(experiment, arm, found[arm.key]),
+            *detours(made_by(experiment, arm)[1], found[arm.key]),
+        ]
+        rows.append(row | {"Reason": "; ".join(filter(None, [why, *reasons]))})
     return rows
 
 

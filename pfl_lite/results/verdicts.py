@@ -45,8 +45,8 @@ def paired_runs(
 ) -> tuple[Runs | None, list[str]]:
     """The complete runs of some arms with the seeds that all of them have (None if there are none), and what is to be said."""
     by_arm = {arm: {int(run["seed"]): run for run in found[arm]} for arm in arms}
-    seeds = sorted(set.intersection(*(set(some) for some in by_arm.values())))
-    unpaired = sorted(set.union(*(set(some) for some in by_arm.values())) - set(seeds))
+    seeds = sorted(set.intersection(*map(set, by_arm.values())))
+    unpaired = sorted(set().union(*by_arm.values()) - set(seeds))
     if not seeds:
         return None, [f"no seed that all of {labels(experiment, arms)} have"]
     runs = {arm: [some[seed] for seed in seeds] for arm, some in by_arm.items()}
@@ -77,13 +77,10 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
             if fewest < wanted
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
-    made = [
-        (int(run["rounds"][-1]["round"]), experiment.arm(arm)) for arm, some in runs.items() for run in some
-    ]
-    short = sorted(
-        {(last, experiment.rounds_of(arm)) for last, arm in made if last < experiment.rounds_of(arm)}
-    )
-    said += [f"{last} of {planned} rounds" for last, planned in short]
+    planned = {arm: experiment.rounds_of(experiment.arm(arm)) for arm in runs}
+    made = {(int(run["rounds"][-1]["round"]), planned[arm]) for arm, some in runs.items() for run in some}
+    short = sorted(one for one in made if one[0] < one[1])
+    said += [f"{last} of {wanted} rounds" for last, wanted in short]
     lengths = sorted({last for last, _ in made})
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
@@ -183,31 +180,18 @@ def claims(
 
 def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
     """The results as a data frame, one row a claim."""
-    columns = [
-        "id",
-        "experiment",
-        "text",
-        "statistic",
-        "value",
-        "se",
-        "interval",
-        "threshold",
-        "verdict",
-        "seeds",
-        "note",
-    ]
-    return pd.DataFrame([asdict(result) for result in results], columns=columns)
+    columns = "id experiment text statistic value se interval threshold verdict seeds note"
+    return pd.DataFrame([asdict(result) for result in results], columns=columns.split())
 
 
 def checked(paper: str | None = None) -> pd.DataFrame:
     """Every sentence of a paper (or of all) with what its own numbers say; raises InputError for an unknown paper."""
     if paper is not None and paper not in PAPERS:
         raise unknown("paper", paper, PAPERS)
-    order = list(PAPERS)
-    asked = [one for one in STATEMENTS if one.paper and paper in (None, one.paper)]
-    asked.sort(key=lambda one: order.index(one.paper))
-    rows = [(one, *one.test()) for one in asked]
-    return pd.DataFrame(
-        [(one.paper, one.where, one.text, supported, numbers) for one, supported, numbers in rows],
-        columns=["paper", "where", "it says", "supported", "its own numbers"],
-    )
+    rows = [
+        (one.paper, one.where, one.text, *one.test())
+        for name in (PAPERS if paper is None else [paper])
+        for one in STATEMENTS
+        if one.paper == name
+    ]
+    return pd.DataFrame(rows, columns=["paper", "where", "it says", "supported", "its own numbers"])

@@ -14,8 +14,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.papers import EXPERIMENTS, Experiment
-from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET
+from pfl_lite.papers import DEFAULT_BUDGET, Experiment, every_budget
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import runs_of
 
@@ -67,13 +66,7 @@ def record(ledger: Ledger | None = None) -> dict[str, Any]:
         InputError: runs of one experiment and seed have different numbers of clients.
     """
     ledger = ledger or Ledger()
-    wanted = [
-        experiment.at(budget)
-        for experiment in EXPERIMENTS.values()
-        for budget in BUDGETS
-        if budget == DEFAULT_BUDGET or experiment.paper_budget
-    ]
-    entries = [entry for experiment in wanted if (entry := _entry(experiment, ledger))]
+    entries = [entry for experiment in every_budget() if (entry := _entry(experiment, ledger))]
     return {"metrics": METRICS, "summaries": SUMMARIES, "experiments": entries}
 
 
