@@ -178,11 +178,15 @@ StoredResults = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
 
-def file_name(text: str) -> Path:
-    """A path that was given, as a file's."""
-    if not text or text.endswith("/") or "\0" in text:
-        raise typer.BadParameter(f"'{text}' is no name of a file")
-    return Path(text)
+def file_option(help: str, *names: str) -> Any:
+    """An option that takes the name of a file."""
+
+    def parsed(text: str) -> Path:
+        if not text or text.endswith("/") or "\0" in text:
+            raise typer.BadParameter(f"'{text}' is no name of a file")
+        return Path(text)
+
+    return typer.Option(None, *names, parser=parsed, metavar="FILE", help=help)
 
 
 def check_outputs(
@@ -239,18 +243,13 @@ def datasets() -> None:
     Example: `pfl-lite datasets`
     """
     from pfl_lite.data.images import datasets as cards
-    from pfl_lite.show.render import listed
+    from pfl_lite.show.text import listed
 
-    rows = [
-        [
-            name,
-            f"{card.train_size}{f'+{card.test_size}' if card.test_size else ''} images",
-            f"{card.size}x{card.size}x{card.channels}",
-            f"{len(card.classes)} classes",
-            card.title,
-        ]
-        for name, card in cards().items()
-    ]
+    rows = []
+    for name, card in cards().items():
+        images = f"{card.train_size}{f'+{card.test_size}' if card.test_size else ''} images"
+        shape = f"{card.size}x{card.size}x{card.channels}"
+        rows.append([name, images, shape, f"{len(card.classes)} classes", card.title])
     typer.echo(listed(rows))
 
 
@@ -261,7 +260,7 @@ def models() -> None:
     Example: `pfl-lite models`
     """
     from pfl_lite.models import NETWORKS, make_network
-    from pfl_lite.show.render import listed
+    from pfl_lite.show.text import listed
 
     shapes = {
         "gray 28x28, 10 classes": (1, 28, 10),
@@ -299,17 +298,12 @@ def experiments() -> None:
 @app.command(cls=PartitionCommand)
 @with_settings("data", "partition", "clients", "split", "seed")
 def partition(
-    out: Path | None = typer.Option(
-        None,
-        parser=file_name,
-        metavar="FILE",
-        help=".json of index lists with their recipe and seed, or .npz of index arrays train/0, val/0, test/0, train/1, ...; "
+    out: Path | None = file_option(
+        ".json of index lists with their recipe and seed, or .npz of index arrays train/0, val/0, test/0, train/1, ...; "
         "also relabel/0, ... where a client sees other labels, group where there are groups, images, how many there are, and "
-        "labels, a digest of theirs",
+        "labels, a digest of theirs"
     ),
-    plot: Path | None = typer.Option(
-        None, parser=file_name, metavar="FILE", help="picture of class x client counts (.png, .svg, .pdf)"
-    ),
+    plot: Path | None = file_option("picture of class x client counts (.png, .svg, .pdf)"),
     force: Force = False,
     **settings: Any,
 ) -> None:
@@ -327,7 +321,7 @@ def partition(
     from pfl_lite.data.partition import ENDINGS, save_partition
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.files import atomic_path
-    from pfl_lite.show.render import listed
+    from pfl_lite.show.text import listed
 
     given = settings["data"], settings["partition"]
     check_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
@@ -376,20 +370,12 @@ def run(
     workers: int = typer.Option(
         1, help="processes that share out a round's clients, one thread each; same numbers"
     ),
-    out: Path | None = typer.Option(
-        None, parser=file_name, metavar="FILE", help=".json with every round and the clients' final numbers"
+    out: Path | None = file_option(".json with every round and the clients' final numbers"),
+    save: Path | None = file_option(
+        ".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
     ),
-    save: Path | None = typer.Option(
-        None,
-        parser=file_name,
-        metavar="FILE",
-        help=".npz with initial/, global/, personal/ (as scored last) and state/ arrays",
-    ),
-    checkpoint: Path | None = typer.Option(
-        None,
-        parser=file_name,
-        metavar="FILE",
-        help="continue from this file, and keep it up to date after every round",
+    checkpoint: Path | None = file_option(
+        "continue from this file, and keep it up to date after every round"
     ),
     force: Force = False,
     **settings: Any,
@@ -404,14 +390,8 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    check_outputs(
-        force,
-        settings["data"],
-        settings["partition"],
-        out=(out, (".json",)),
-        save=(save, (".npz",)),
-        checkpoint=(checkpoint, ()),
-    )
+    outputs = {"out": (out, (".json",)), "save": (save, (".npz",)), "checkpoint": (checkpoint, ())}
+    check_outputs(force, settings["data"], settings["partition"], **outputs)
     options, own = typed(context, settings), parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
@@ -426,7 +406,7 @@ def run(
     from pfl_lite.engine.processes import over_processes
     from pfl_lite.engine.simulation import Simulation
     from pfl_lite.files import write_json
-    from pfl_lite.show.render import render_opening, render_report
+    from pfl_lite.show.text import render_opening, render_report
 
     if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
         torch.set_num_threads(1)  # small networks are faster so
@@ -541,12 +521,16 @@ def reproduce(
     if not lacking:
         typer.echo(f"{ended}; the ledger has all of {experiment}")
         return
-    words = [f"pfl-lite ledger missing {experiment}"]
-    words += [f"--budget-name {budget_name}"] if budget_name != "small" else []
-    words += [f"--ledger {shlex.quote(str(ledger))}"] if ledger is not None else []
+    name = f" --budget-name {budget_name}" if budget_name != "small" else ""
+    command = f"pfl-lite ledger missing {experiment}{name}{at_ledger(ledger)}"
     typer.echo(
-        f"{ended}, all that was asked for; the ledger lacks {lacking} more of {experiment}: `{' '.join(words)}`"
+        f"{ended}, all that was asked for; the ledger lacks {lacking} more of {experiment}: `{command}`"
     )
+
+
+def at_ledger(ledger: Path | None) -> str:
+    """The option of a printed command that names the same ledger."""
+    return "" if ledger is None else f" --ledger {shlex.quote(str(ledger))}"
 
 
 @app.command()
@@ -564,7 +548,7 @@ def table(
     from pfl_lite.results import tables
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.show import figures
-    from pfl_lite.show.render import render, render_table
+    from pfl_lite.show.text import render, render_table
 
     there = Ledger(ledger)
     if experiment in figures.FIGURES:
@@ -593,7 +577,7 @@ def claims(
     """
     from pfl_lite.results import verdicts
     from pfl_lite.results.ledger import Ledger
-    from pfl_lite.show.render import render_verdicts
+    from pfl_lite.show.text import render_verdicts
 
     results = verdicts.claims(experiment, Ledger(ledger), budget_name)
     if not results:
@@ -643,16 +627,10 @@ def ledger_missing(
     """
     from pfl_lite.results.audit import missing
     from pfl_lite.results.ledger import Ledger
-    from pfl_lite.show.render import render_missing
+    from pfl_lite.show.text import render_missing
 
     found = missing(experiment, Ledger(ledger), budget_name)
-    if ledger is not None:  # else the printed commands would fill another one
-        there = f" --ledger {shlex.quote(str(ledger))}"
-        found = [
-            one._replace(command=one.command + there, after=one.after + there * bool(one.after))
-            for one in found
-        ]
-    typer.echo(render_missing(found) if found else f"nothing is missing of {experiment}")
+    typer.echo(render_missing(found, at_ledger(ledger)) if found else f"nothing is missing of {experiment}")
 
 
 @app.command()

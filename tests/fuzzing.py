@@ -46,7 +46,7 @@ from pfl_lite.models import make_network
 from pfl_lite.results.ledger import default_folder
 from pfl_lite.show import explorers
 from pfl_lite.show.plots import Player
-from pfl_lite.show.render import render
+from pfl_lite.show.text import render
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))  # for `python -m tests.fuzzing`
 import cards

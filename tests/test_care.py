@@ -13,7 +13,7 @@ from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1
 from pfl_lite.results import audit as care
 from pfl_lite.results.audit import check, missing
 from pfl_lite.results.ledger import Ledger, default_folder
-from pfl_lite.show.render import render_missing
+from pfl_lite.show.text import render_missing
 from tests.test_cli import call
 from tests.test_ledger import make_run, make_search
 from tests.test_sweep import tiny  # noqa: F401 (a fixture)

@@ -13,7 +13,7 @@ from pfl_lite.papers.pfedmb import branches_used, by_chance
 from pfl_lite.papers.statement import claims_by_name, paired
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.verdicts import claims, frame
-from pfl_lite.show.render import render_verdicts
+from pfl_lite.show.text import render_verdicts
 
 NAME = "pfedmb-table1"
 CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")

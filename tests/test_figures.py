@@ -13,7 +13,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show.figures import FIGURES, figure
-from pfl_lite.show.render import render
+from pfl_lite.show.text import render
 from tests.test_claims_of_tables import CLIENTS, make_run
 from tests.test_cli import call
 

@@ -13,7 +13,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, members
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.results.tables import accuracy, in_order, judge, table
-from pfl_lite.show.render import render_table
+from pfl_lite.show.text import render_table
 from tests.test_cli import call
 
 NAME = "pfedmb-table1"

@@ -55,7 +55,7 @@ ROOMS = [
         "show",
         "What is shown",
         "Tables as text, figures, explorers that compute in the page, and pieces of the chapters that read the ledger.",
-        ["render", "plots", "figures", "pages", "explorers"],
+        ["text", "plots", "figures", "pages", "explorers"],
     ),
     (
         "",

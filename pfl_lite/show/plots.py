@@ -369,9 +369,7 @@ def _wiring(axes: Axes, blocks: Sequence[int], on: torch.Tensor, shade: str, lar
 def _method_of(name: str) -> str:
     """The longest method name that `name` starts with, or `name`."""
     name = name.replace("-", "_")
-    starts = [
-        method for method in METHOD_COLOURS if name == method or name.startswith((f"{method}_", f"{method}+"))
-    ]
+    starts = (one for one in METHOD_COLOURS if name == one or name.startswith((f"{one}_", f"{one}+")))
     return max(starts, key=len, default=name)
 
 
@@ -484,14 +482,15 @@ def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
     main.set_ylim(classes - 0.4, -0.6)
     main.set_xlabel("client")
     main.set_ylabel("class")
-    _number_clients(main, clients)
+    if clients <= 20:
+        main.set_xticks(np.arange(clients))
+    else:
+        main.xaxis.set_major_locator(MaxNLocator(20, integer=True))
     if classes <= 26:
         main.set_yticks(np.arange(classes), names)
     else:
         main.yaxis.set_major_locator(MaxNLocator(11, integer=True))
-    steps = sorted(
-        {int(n) for n in (_round_number(largest / 10), _round_number(largest / 3), largest) if n >= 1}
-    )
+    steps = sorted({int(n) for n in (*map(_round_number, (largest / 10, largest / 3)), largest) if n >= 1})
     handles = [
         Line2D([], [], linestyle="none", marker="o", markeredgewidth=0, color="#0072B2", label=f"{n:,}",
                markersize=float(np.sqrt(biggest * n / largest)))
@@ -499,13 +498,6 @@ def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
     ]  # fmt: skip
     main.legend(handles=handles, title=images, loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.0)
     return figure
-
-
-def _number_clients(axes: Axes, clients: int) -> None:
-    if clients <= 20:
-        axes.set_xticks(np.arange(clients))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(20, integer=True))
 
 
 def _round_number(value: float) -> float:

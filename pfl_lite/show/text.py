@@ -45,9 +45,7 @@ def render(frame: pd.DataFrame, format: str = "text", digits: int = 2) -> str:
 
 
 def _grid(cells: pd.DataFrame, kind: str, **how: Any) -> str:
-    if cells.empty:
-        return ""
-    return _aligned(cells, kind, headers="keys", showindex=False, **how)
+    return "" if cells.empty else _aligned(cells, kind, headers="keys", showindex=False, **how)
 
 
 def _aligned(rows: Any, kind: str, **how: Any) -> str:
@@ -64,23 +62,20 @@ def written(value: object) -> str:
 
 def render_table(frame: pd.DataFrame, format: str = "text") -> str:
     """A table *paper | ours* (`pfl_lite.results.tables.table`), with mean, spread and seeds in one column unless it is `csv`."""
-    return render(frame if format == "csv" else in_words(frame), format)
-
-
-def in_words(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table *paper | ours* with its numbers as a reader wants them."""
+    if format == "csv":
+        return render(frame, format)
     ours = [
         "-" if math.isnan(mean) else f"{mean:.2f}{'' if math.isnan(sd) else f' ± {sd:.2f}'} (n = {seeds})"
         for mean, sd, seeds in zip(frame["Ours (%)"], frame["s.d."], frame["Seeds"], strict=True)
     ]
     numbers = {
-        name: [("-" if math.isnan(value) else format(value, form)) for value in frame[name]]
+        name: ["-" if math.isnan(value) else f"{value:{form}}" for value in frame[name]]
         for name, form in (("Paper (%)", ".2f"), ("Gap", "+.2f"))
     }
     shown = frame.assign(**{"Ours (%)": ours}, **numbers)
     shown = shown[["Method", "Paper (%)", "Ours (%)", "Gap", "Status", "Rounds", "Reason"]]
     shown.attrs = frame.attrs
-    return shown
+    return render(shown, format)
 
 
 def render_verdicts(results: Sequence[ClaimResult]) -> str:
@@ -96,17 +91,14 @@ def render_verdicts(results: Sequence[ClaimResult]) -> str:
     return _aligned(rows, "plain", maxcolwidths=[None, None, 68]) + "\n"
 
 
-def render_missing(found: Sequence[Missing]) -> str:
-    """Commands under one another, each after what it takes."""
-    return listed(
-        [
-            one.takes,
-            one.command
-            + ("  # where the data are" if one.unavailable else "")
-            + (f"  # after: {one.after}" if one.after else ""),
-        ]
-        for one in found
-    )
+def render_missing(found: Sequence[Missing], more: str = "") -> str:
+    """Commands under one another, each after what it takes; `more` are words that every command ends with."""
+    rows = []
+    for one in found:
+        where = "  # where the data are" if one.unavailable else ""
+        after = f"  # after: {one.after}{more}" if one.after else ""
+        rows.append([one.takes, f"{one.command}{more}{where}{after}"])
+    return listed(rows)
 
 
 def listed(rows: Any) -> str:
