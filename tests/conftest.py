@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before anything imports torch or matplotlib.
@@ -17,6 +19,8 @@ import pytest
 from bs4 import BeautifulSoup
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+
+from pfl_lite.data import images
 
 # A slow shared machine is no reason to fail, and a failure must come back when the test is run again.
 settings.register_profile(
@@ -37,14 +41,15 @@ SLOW = {
         "test_listening",
         "test_signals",
     ),  # they start, kill and wait for processes
-    *(
-        "test_widgets",
-        "test_chapter_setting",
-        "test_cli",
-        "test_fuzzing",
-    ),  # node, kernels, and the whole command line
+    # node, kernels, and the whole command line
+    *("test_widgets", "test_playgrounds", "test_chapter_setting", "test_cli", "test_fuzzing"),
 }
 """Files whose tests are all marked `slow`; a slow test in another file says so itself."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Not even import slow files, and what they need, where only the others are asked for."""
+    return True if config.option.markexpr == "not slow" and collection_path.stem in SLOW else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +57,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_read_once() -> Iterator[None]:
+    """Hundreds of tests train on the digits, and reading them takes as long as some trainings: each gets a copy."""
+    read = cache(images._digits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "_digits", lambda: {name: array.copy() for name, array in read().items()})
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -799,6 +799,7 @@ def test_every_recipe_is_described_and_parsed() -> None:
     assert parse(" dirichlet:4e-1 ") == recipes.Dirichlet(0.4)
 
 
+@pytest.mark.slow  # starts Python
 def test_needs_numpy_only() -> None:
     code = (
         "import sys, pfl_lite.data.partition; "
