@@ -88,7 +88,7 @@ def scalar(value: Any) -> str | None:
 
 text, flag = of_type(str, "a text"), of_type(bool, "true or false")
 count, size = number(0, LARGE, whole=True), number(0, 2**63, whole=True)
-share, loss = nullable(number(0, 1)), nullable(number())
+share, loss, explained = nullable(number(0, 1)), nullable(number()), nullable(number(-MOST, 1))
 """Of these, null says that there was nothing to score, or that it was no finite number."""
 
 
@@ -98,24 +98,39 @@ def shares(value: Any) -> str | None:
 
 
 def score(name: str) -> Rule:
-    """What a number of this name may be: an accuracy is a share, a loss not negative."""
-    return share if "accuracy" in name else loss if "loss" in name else size if "floats" in name else finite
+    """What a number of this name may be: an accuracy is a share, a loss not negative, an R2 at most 1."""
+    rules = {"accuracy": share, "loss": loss, "r2": explained, "floats": size}
+    return next((rule for part, rule in rules.items() if part in name), finite)
 
 
-entry = fields(
-    {"round": count},
-    {
-        "clients": each(count),
-        "diverged": each(count),
-        "per_client": fields(rest=lambda name: nullable(each(loss if "loss" in name else share))),
-        "whole_test": fields(rest=lambda _: fields(rest=lambda _: shares)),
-        "converged": flag,
-        "factor": number(),
-        "factors": fields(rest=lambda _: share),
-    },
-    score,
-)
-"""A round of a history."""
+def each_client(name: str) -> Rule:
+    """What scores of this name may be, one a client; a model's name alone stands for its accuracies."""
+    return nullable(each(loss if "loss" in name else explained if "r2" in name else share))
+
+
+def _entry(factors: Rule) -> Rule:
+    return fields(
+        {"round": count},
+        {
+            "clients": each(count),
+            "diverged": each(count),
+            "per_client": fields(rest=each_client),
+            "whole_test": fields(rest=lambda _: fields(rest=lambda _: shares)),
+            "converged": flag,
+            "factor": number(),
+            "factors": fields(rest=lambda _: factors),
+        },
+        score,
+    )
+
+
+_OF_CLASSES, _OF_NUMBERS = _entry(share), _entry(explained)
+
+
+def entry(value: Any) -> str | None:
+    """A round of a history."""
+    numbers = isinstance(value, dict) and "tuned_r2" in value
+    return (_OF_NUMBERS if numbers else _OF_CLASSES)(value)
 
 
 def rounds(value: Any) -> str | None:

@@ -100,7 +100,7 @@ def test_pfl_fb_learns_the_head_that_training_on_stored_features_gives(federatio
 
         def loss(head: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
             logits = torch.nn.functional.linear(features[batch.place], head["fc2.weight"], head["fc2.bias"])
-            return batch.cross_entropy(logits)
+            return batch.loss(logits)
 
         head = work.sgd(loss, {name: sim.server[name] for name in ("fc2.weight", "fc2.bias")})
     assert same(head, {name: scored[name][2] for name in head})

@@ -17,6 +17,7 @@ from pfl_lite.data import partition as partitions
 from pfl_lite.data.images import Card, Images, load
 from pfl_lite.data.partition import ClientIndices, heterogeneity, known_groups
 from pfl_lite.data.recipes import Partitioner
+from pfl_lite.data.task import NUMBERS
 from pfl_lite.errors import InputError
 
 _CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
@@ -27,9 +28,9 @@ class Federation:
     """Clients that share one copy of the images.
 
     `images` [n, channels, size, size] and `test_images` are normalized floats, `labels` [n] and `test_labels`
-    int64. `train[i]`, `val[i]` index `images`, `test[i]` indexes `test_images`, all int64 tensors on the same
-    device. Where the data set's images are merged (split `fedem`), `test_images` is `images`: what is a
-    client's to be tested on, `test[i]` alone can say.
+    int64 classes, or floats where a number is to be predicted (`data.tables`, `data.task`). `train[i]`, `val[i]` index
+    `images`, `test[i]` indexes `test_images`, all int64 tensors on the same device. Where the data set's images are merged
+    (split `fedem`), `test_images` is `images`: what is a client's to be tested on, `test[i]` alone can say.
 
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
     rewritten when the federation was built, so that no later step need know of it. `groups` int64
@@ -132,7 +133,8 @@ class Federation:
     def __repr__(self) -> str:
         shape = f"{self.channels}x{self.size}x{self.size}"
         device = self.images.device
-        return f"Federation({self.name}, {len(self)} clients, {self.classes} classes, {shape}, {device})"
+        labels = "numbers" if self.labels.is_floating_point() else f"{self.classes} classes"
+        return f"Federation({self.name}, {len(self)} clients, {labels}, {shape}, {device})"
 
     def to(self, device: str | torch.device) -> Federation:
         """This federation on a device: itself if it is there, else a copy (`groups` stay on the CPU)."""
@@ -151,7 +153,7 @@ class Federation:
 
     @property
     def classes(self) -> int:
-        """Number of classes of the data set."""
+        """Number of classes of the data set; 1 where a number is to be predicted."""
         return len(self.card.classes)
 
     @property
@@ -185,6 +187,8 @@ class Federation:
         """
         if split not in ("train", "val", "test"):
             raise InputError(f"the split must be train, val or test, not '{split}'")
+        if self.labels.is_floating_point():
+            raise InputError("there are no classes to count: these labels are numbers")
         labels = self.test_labels if split == "test" else self.labels
         parts, n = getattr(self, split), self.classes
         owner = torch.repeat_interleave(torch.tensor([len(part) for part in parts], device=labels.device))
@@ -192,41 +196,58 @@ class Federation:
         return torch.bincount(both, minlength=len(parts) * n).reshape(-1, n).cpu()
 
     def majority(self) -> np.ndarray:
-        """Accuracy of always naming the most frequent class of a client's training images: [clients], NaN without test images."""
+        """Score of the best constant answer [clients], NaN without test images: accuracy of always naming the most frequent
+        class of a client's training images; of numbers, `r2` of always answering their mean.
+        """
+        if self.labels.is_floating_point():
+            each = []
+            for train, test in zip(self.train, self.test, strict=True):
+                answer = self.labels[train].mean().expand(len(test), 1)
+                each.append(NUMBERS.score(answer, self.test_labels[test]).mean().item())
+            return np.array(each)
         train, test = (self.class_counts(split).double() for split in ("train", "test"))
         right = test.gather(1, train.argmax(1, keepdim=True))[:, 0]
         return (right / test.sum(1)).numpy()
 
     def summary(self) -> str:
-        """A short table: clients, their sizes, classes a client, how unlike they are, and their true groups."""
-        counts = self.class_counts("train")
-        held = (counts > 0).sum(dim=1)
-        measures = heterogeneity(counts.numpy())
-        shape = f"{self.channels} x {self.size} x {self.size} pixels"
+        """A short table: clients, their sizes, how unlike their labels are, and their true groups."""
+        numbers = self.labels.is_floating_point()
+        shape = f"{self.classes} classes, {self.channels} x {self.size} x {self.size} pixels"
         lines = [
-            f"{self.card.title}: {len(self)} clients, {self.classes} classes, {shape}",
-            f"{'images a client':<22}{'min':>8}{'median':>10}{'max':>8}{'all':>10}",
+            f"{self.card.title}: {len(self)} clients, {f'{self.channels} columns' if numbers else shape}",
+            f"{'rows a client' if numbers else 'images a client':<22}{'min':>8}{'median':>10}{'max':>8}{'all':>10}",
         ]
         rows = (("training", self.train_sizes), ("validation", self.val_sizes), ("test", self.test_sizes))
         for title, sizes in rows:
             middle = sizes.double().quantile(0.5).item()
             lines.append(f"  {title:<20}{sizes.min():>8}{middle:>10g}{sizes.max():>8}{sizes.sum():>10}")
-        middle = held.double().quantile(0.5).item()
-        lines.append(f"{'classes a client':<22}{held.min():>8}{middle:>10g}{held.max():>8}")
-        remarks = {
-            "label_distance": "0: all alike, toward 1: nothing in common",
-            "effective_classes": "mean over clients of exp(entropy of the labels)",
-            "size_ratio": "most over fewest training images",
-            "size_gini": "0: equal numbers of training images",
-        }
-        for key, remark in remarks.items():
-            lines.append(f"{key.replace('_', ' '):<22}{measures[key]:>8.2f}  ({remark})")
+        if numbers:
+            means = torch.stack([self.labels[part].mean() for part in self.train]).double()
+            spread = f"{means.min():>8.2f}{means.quantile(0.5):>10.2f}{means.max():>8.2f}"
+            lines.append(f"{'mean of the target':<22}{spread}  (in standard deviations of all clients' rows)")
+        else:
+            lines += self._classes_told()
         if self.groups is not None:
             members = torch.bincount(self.groups)
             few, many = members.min(), members.max()
             each = f"{few}" if few == many else f"{few} to {many}"
             lines.append(f"{'groups':<22}{len(members):>8}  (of {each} clients, known beforehand)")
         return "\n".join(lines)
+
+    def _classes_told(self) -> list[str]:
+        """Lines of `summary`: classes a client, and how unlike the clients' labels are."""
+        counts = self.class_counts("train")
+        held, measures = (counts > 0).sum(dim=1), heterogeneity(counts.numpy())
+        middle = held.double().quantile(0.5).item()
+        remarks = {
+            "label_distance": "0: all alike, toward 1: nothing in common",
+            "effective_classes": "mean over clients of exp(entropy of the labels)",
+            "size_ratio": "most over fewest training images",
+            "size_gini": "0: equal numbers of training images",
+        }
+        return [f"{'classes a client':<22}{held.min():>8}{middle:>10g}{held.max():>8}"] + [
+            f"{key.replace('_', ' '):<22}{measures[key]:>8.2f}  ({remark})" for key, remark in remarks.items()
+        ]
 
 
 def make_federation(

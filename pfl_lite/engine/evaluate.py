@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pfl_lite.config import RunConfig
 from pfl_lite.data.federation import Federation
+from pfl_lite.data.task import CLASSES, task_of
 from pfl_lite.engine.local_training import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.errors import InputError
@@ -35,7 +36,7 @@ class Scorer:
         return found
 
     def sums(self, server: Params, models: Params, split: str, round: int) -> tuple[np.ndarray, np.ndarray]:
-        """Correct answers and summed losses [N] of one model a client [N, ...] ({}: the global one) on the images of a split."""
+        """Summed scores and losses [N] of one model a client [N, ...] ({}: the global one) on the images of a split (`score`)."""
 
         def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
             scored = self.scored(server, model)
@@ -64,12 +65,12 @@ class Scorer:
 
 
 def score(predict: Callable[[Tensor], Tensor], work: LocalWork, split: str) -> Params:
-    """Correct answers and summed cross-entropy (nats) of one client's images in a split."""
+    """Summed scores (of classes: correct answers) and losses (of classes: nats) of one client's images in a split."""
     correct = loss = torch.zeros((), dtype=torch.float64, device=work.federation.images.device)
     for batch in work.data(split):
-        logits = predict(batch.x)  # [b, K]
-        right = (logits.argmax(1) == batch.y).double()  # [b]
-        each = F.cross_entropy(logits, batch.y, reduction="none").double()
+        outputs = predict(batch.x)  # [b, K]
+        right = task_of(batch.y).score(outputs, batch.y)  # [b]
+        each = batch.losses(outputs).double()
         if batch.real is not None:
             right, each = right * batch.real, each * batch.real
         correct, loss = correct + right.sum(), loss + each.sum()
@@ -119,6 +120,8 @@ def mean(values: np.ndarray, sizes: np.ndarray, *, weighted: bool = False) -> fl
 
 def check_whole_test(federation: Federation, config: RunConfig) -> None:
     """Raise an InputError where a model cannot be scored on all test images of a federation."""
+    if task_of(federation.labels) is not CLASSES:
+        raise InputError("whole_test counts answers by class, but these labels are numbers: leave it out")
     if federation.test_images is federation.images or not len(federation.test_images):
         raise InputError(
             f"whole_test needs test images apart from the training images, which {config.data} lacks here"

@@ -24,16 +24,14 @@ def converged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
     return next((int(entry["round"]) for entry in rounds if entry.get("converged")), None)
 
 
-def has_converged(rounds: Sequence[dict[str, Any]], patience: int) -> bool:
-    """Whether the mean validation accuracy of the scored models has not risen for `patience` rounds up to the last entry.
+def has_converged(rounds: Sequence[dict[str, Any]], patience: int, metric: str = "accuracy") -> bool:
+    """Whether the mean validation accuracy (or other `metric`) of the scored models has not risen for `patience` rounds up to
+    the last entry.
 
     Scored are fine-tuned models where the entries have them, else the method's own. Round 0, before any training, does not count.
     """
-    name = (
-        "val_tuned_accuracy"
-        if any("val_tuned_accuracy" in entry for entry in rounds)
-        else "val_personal_accuracy"
-    )
+    tuned = f"val_tuned_{metric}"
+    name = tuned if any(tuned in entry for entry in rounds) else f"val_personal_{metric}"
     scores = [(entry["round"], entry[name]) for entry in rounds[1:] if entry.get(name) is not None]
     if not patience or not scores or scores[-1][0] != rounds[-1]["round"]:
         return False
@@ -63,14 +61,16 @@ class History:
     val_sizes: list[int] = field(default_factory=list)
     unseen: list[int] = field(default_factory=list)
     """Clients held out of training: they have means of their own, `unseen_personal_accuracy` and so on."""
+    metric: str = "accuracy"
+    """What stands in the place of `accuracy` in all names above: `r2` where labels are numbers."""
 
     def add_scores(
         self, entry: dict[str, Any], model: str, split: str, correct: np.ndarray, loss: np.ndarray
     ) -> None:
-        """Write one model's scores of all clients ([N] sums) into a round's entry."""
+        """Write one model's summed scores and losses of all clients [N] into a round's entry."""
         sizes = np.array(self.test_sizes if split == "test" else self.val_sizes, dtype=float)
         with np.errstate(invalid="ignore", divide="ignore"):
-            values = {"accuracy": correct / sizes, "loss": loss / sizes}
+            values = {self.metric: correct / sizes, "loss": loss / sizes}
         prefix = model if split == "test" else f"val_{model}"
         held_out = np.isin(np.arange(len(sizes)), self.unseen)
         for quantity, each in values.items():
@@ -97,7 +97,7 @@ class History:
             )
 
     def compact(self) -> list[dict[str, Any]]:
-        """The rounds for a small file: of the per-client lists only test accuracies stay, under the model's name."""
+        """The rounds for a small file: of the per-client lists only test accuracies (`metric`) stay, under the model's name."""
 
         def short(values: Any) -> Any:
             return [round(v, 6) for v in values] if isinstance(values, list) else values
@@ -111,9 +111,9 @@ class History:
             if name != "per_client":
                 return value
             kept = {
-                each.removesuffix("_accuracy"): values
+                each.removesuffix(f"_{self.metric}"): values
                 for each, values in value.items()
-                if each.endswith("_accuracy")
+                if each.endswith(f"_{self.metric}")
             }
             return {model: short(kept[model]) for model in kept if not model.startswith("val_")}
 

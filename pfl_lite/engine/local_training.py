@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pfl_lite.data.federation import Federation
@@ -201,8 +200,8 @@ class LocalWork(Work):
         return self.network.training(batch.key, batch.real)
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the plain network, in training mode, on a mini-batch (padding left out)."""
-        return batch.cross_entropy(self.network.training(batch.key, batch.real)(params, batch.x))
+        """Mean loss of the plain network, in training mode, on a mini-batch (padding left out)."""
+        return batch.loss(self.network.training(batch.key, batch.real)(params, batch.x))
 
     def over_batches(
         self,
@@ -276,10 +275,10 @@ class LocalWork(Work):
     # ---- looking at one's own data --------------------------------------------------------------------------------
 
     def mean_loss(self, params: Params, split: str) -> Tensor:
-        """Mean cross-entropy over a split's images; 0 without any."""
+        """Mean loss over a split's images; 0 without any."""
         total = torch.zeros((), dtype=self.network.dtype, device=self.network.device)
         for batch in self.data(split):
-            each = F.cross_entropy(self.network(params, batch.x), batch.y, reduction="none")
+            each = batch.losses(self.network(params, batch.x))
             total = total + (each.sum() if batch.real is None else (each * batch.real).sum())
         size = self.size(split)
         return total / (size.clamp_min(1) if isinstance(size, Tensor) else max(size, 1))

@@ -27,12 +27,13 @@ def final_scores(history: History, model: str) -> dict[str, Any] | None:
     """The last round's scores of one kind of model, client by client; None where that round was not scored."""
     entry = history.rounds[-1]
     each = entry.get("per_client", {})
-    if f"{model}_accuracy" not in each:  # the run is not over
+    metric = history.metric
+    if f"{model}_{metric}" not in each:  # the run is not over
         return None
     return {
-        "test_accuracy": each[f"{model}_accuracy"],
+        f"test_{metric}": each[f"{model}_{metric}"],
         "test_loss": each[f"{model}_loss"],
-        "val_accuracy": each[f"val_{model}_accuracy"],
+        f"val_{metric}": each[f"val_{model}_{metric}"],
         "train_size": history.train_sizes,
         "test_size": history.test_sizes,
     } | entry.get("whole_test", {}).get(model, {})

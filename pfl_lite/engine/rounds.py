@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pfl_lite.config import DTYPES, TUNING, RunConfig
 from pfl_lite.data.federation import Federation, make_federation
+from pfl_lite.data.task import CLASSES, task_of
 from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.evaluate import check_whole_test
 from pfl_lite.engine.local_training import LocalSettings, LocalWork
@@ -58,6 +59,11 @@ class Part:
             raise InputError(
                 f"{self.method.name} does arithmetic on weights that running statistics of batch norm would not survive: "
                 f"use a network without batch norm, not {config.model}"
+            )
+        if self.method.traits.needs_classes and task_of(federation.labels) is not CLASSES:
+            raise InputError(
+                f"{self.method.name} works with probabilities of classes, but these labels are numbers: "
+                "use another method for them"
             )
         self.settings = LocalSettings(
             *(config.epochs, config.batch_size, config.lr, config.momentum, config.weight_decay),

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.data.federation import Federation
+from pfl_lite.data.task import task_of
 from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
@@ -57,7 +58,9 @@ class Simulation(Rounds):
             f"{split}_sizes": getattr(self.federation, f"{split}_sizes").tolist()
             for split in ("train", "val", "test")
         }
-        self.history = History(**sizes, unseen=self.unseen.tolist())
+        self.history = History(
+            **sizes, unseen=self.unseen.tolist(), metric=task_of(self.federation.labels).metric
+        )
 
     # ---- a round, and what it came to -----------------------------------------------------------------------------
 
@@ -135,9 +138,9 @@ class Simulation(Rounds):
         if config.ft_epochs and (due or (last and not config.ft_factors)):
             self._tuned = self.tuned_models()
             self._score(entry, "tuned", self._tuned)
-        if has_converged(self.history.rounds, config.patience):
+        if has_converged(self.history.rounds, config.patience, self.history.metric):
             entry["converged"] = last = True
-            if "personal_accuracy" not in entry:
+            if f"personal_{self.history.metric}" not in entry:
                 self._score_own(entry)
         if last and config.tuning_factors:
             self._choose_tuning(entry)
@@ -166,7 +169,7 @@ class Simulation(Rounds):
             models = self.tuned_models(factor) if factor != 1 or self._tuned is None else self._tuned
             scores: dict[str, Any] = {"per_client": dict(entry.get("per_client", {}))}
             self._score(scores, "tuned", models)
-            tried[factor] = scores["val_tuned_accuracy"], models, scores
+            tried[factor] = scores[f"val_tuned_{self.history.metric}"], models, scores
         best = max(tried, key=lambda factor: tried[factor][0])
         self._tuned = tried[best][1]
         entry |= tried[best][2]
@@ -204,8 +207,9 @@ class Simulation(Rounds):
                 if stop is not None and stop():
                     return False
                 entry = self.step()
-                if entry.get("personal_accuracy") is not None:
-                    bar.set_postfix(accuracy=f"{100 * entry['personal_accuracy']:.1f}%")
+                metric = self.history.metric
+                if (found := entry.get(f"personal_{metric}")) is not None:
+                    bar.set_postfix({metric: f"{100 * found:.1f}%"})
                 bar.update()
                 if checkpoint is not None:
                     self.save(checkpoint)

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_lite.data.task import task_of
 from pfl_lite.errors import InputError
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
@@ -46,11 +46,15 @@ class Batch(NamedTuple):
         """Mean of one number an image [b] over the batch, padding left out."""
         return each.mean() if self.real is None else (each * self.real).sum() / self.real.sum().clamp_min(1)
 
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Mean cross-entropy of logits [b, K] over the batch, padding left out."""
+    def losses(self, outputs: Tensor) -> Tensor:
+        """The loss [b] of every row under outputs [b, K]: cross-entropy where labels are classes, else squared error."""
+        return task_of(self.y).loss(outputs, self.y, reduction="none")
+
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Mean loss of outputs [b, K] over the batch, padding left out."""
         if self.real is None:
-            return F.cross_entropy(logits, self.y)
-        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+            return task_of(self.y).loss(outputs, self.y)
+        return self.mean(self.losses(outputs))
 
 
 Loss = Callable[[Params, Batch], Tensor]
@@ -103,7 +107,7 @@ class Work(Protocol):
         """How many images the client has in a split."""
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of the plain network, in training mode, on a mini-batch."""
+        """Mean loss of the plain network, in training mode, on a mini-batch: cross-entropy where labels are classes."""
 
     def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
         """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
@@ -287,6 +291,8 @@ class Traits(NamedTuple):
     """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
     grows: bool = False
     """Whether the server's state may come to hold more rows, or more tensors, than `init` gave it."""
+    needs_classes: bool = False
+    """It reads labels as classes, or mixes probabilities of classes."""
 
 
 @dataclass(frozen=True)
@@ -382,7 +388,7 @@ class Method:
             return self.after_local(*self.local(received, client, work))
 
         def loss(w: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.predict(work.training(batch), w, batch.x))
+            return batch.loss(self.predict(work.training(batch), w, batch.x))
 
         return work.sgd(loss, self.personal(received, client, work))
 
@@ -484,11 +490,11 @@ def train_mean(each: Tensor, work: Work) -> Tensor:
 
 
 def train_gradient(params: Params, work: Work) -> Params:
-    """Gradient of f_i, the mean cross-entropy over all training images."""
+    """Gradient of f_i, the mean loss over all training images."""
 
     def total(w: Params, batch: Batch) -> Tensor:
         count = len(batch.y) if batch.real is None else batch.real.sum()
-        return batch.cross_entropy(work.network(w, batch.x)) * count
+        return batch.loss(work.network(w, batch.x)) * count
 
     parts = [work.grad(total, params, batch) for batch in work.data("train")]
     return {name: torch.stack([part[name] for part in parts]).sum(0) / work.size("train") for name in params}

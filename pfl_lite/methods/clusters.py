@@ -12,14 +12,14 @@ from pfl_lite.models import Network, Params
 
 
 def losses_of_all(network: Network, models: Params, batch: Batch) -> Tensor:
-    """Cross-entropy [b, k] of every image of a batch under each of the stacked models [k, ...]."""
+    """Loss [b, k] of every image of a batch under each of the stacked models [k, ...]."""
     count = len(next(iter(models.values())))
     each = [network(select(models, j), batch.x) for j in range(count)]
-    return torch.stack([F.cross_entropy(logits, batch.y, reduction="none") for logits in each], 1)
+    return torch.stack([batch.losses(outputs) for outputs in each], 1)
 
 
 def training_losses(models: Params, work: Work) -> Tensor:
-    """Cross-entropy [n, k] of the client's training images under each of the stacked models; padding may follow."""
+    """Loss [n, k] of the client's training images under each of the stacked models; padding may follow."""
     return torch.cat([losses_of_all(work.network, models, batch) for batch in work.data("train")])
 
 

@@ -13,6 +13,7 @@ from pfl_lite.methods.base import (
     Batch,
     Newcomers,
     RunSettings,
+    Traits,
     Work,
     number,
     select,
@@ -37,6 +38,7 @@ class FedEM(Newcomers):
     name: ClassVar[str] = "fedem"
     about: ClassVar[str] = "a few shared models, mixed by each client's own weights"
     tracked: ClassVar[tuple[str, ...]] = ("mixture",)
+    traits: ClassVar[Traits] = Traits(needs_classes=True)
 
     components: int = number(3, least=1)
     """M, the number of models; 1 is FedAvg."""

@@ -62,7 +62,7 @@ class FedMN(Sequential):
         "a pool of blocks; a network reads a client's data and chooses which of them it uses"
     )
     tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
-    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True)
+    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True, needs_classes=True)
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
@@ -270,7 +270,7 @@ class FedMN(Sequential):
                 if self.learned:
                     v = concrete(eps, batch_logits(w, batch), tau)
                     gates = v if soft else bits + (v - v.detach())
-                return batch.cross_entropy(modules(w, batch.x, gates, active, batch.key, batch.real))
+                return batch.loss(modules(w, batch.x, gates, active, batch.key, batch.real))
 
             return *optimizer.step(tuple(sgd), work.grad(loss, sgd[0], batch), rate), now
 
@@ -377,7 +377,7 @@ class FedMN(Sequential):
         fixed = {k: w for k, w in model.items() if k == "bits" or k.startswith("router/")}
 
         def loss(w: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(modules(w, batch.x, model["bits"], active, batch.key, batch.real))
+            return batch.loss(modules(w, batch.x, model["bits"], active, batch.key, batch.real))
 
         return fixed | work.sgd(loss, {k: w for k, w in model.items() if k not in fixed})
 

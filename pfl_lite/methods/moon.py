@@ -81,7 +81,7 @@ class Moon(FedAvg):
             pull = F.cosine_similarity(z, near) / self.temperature  # [b]
             push = F.cosine_similarity(z, far) / self.temperature  # [b]
             contrast = F.softplus(push - pull)  # -log(e^pull / (e^pull + e^push))
-            return batch.cross_entropy(self.classify(work.network, w, z)) + self.mu * batch.mean(contrast)
+            return batch.loss(self.classify(work.network, w, z)) + self.mu * batch.mean(contrast)
 
         trained = work.sgd(loss, received)
         return trained, pack("previous", trained) | {"seen": torch.ones_like(client["seen"])}

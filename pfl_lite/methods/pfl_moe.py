@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfl_lite.errors import InputError
 from pfl_lite.methods.base import (
     Batch,
     Carry,
@@ -113,6 +114,8 @@ class PFLMoE(FedAvg):
     # ---- training -------------------------------------------------------------------------------------------------
 
     def initial(self, network: Network, clients: int, seed: int) -> Params:
+        if self.mix == "probs" and network.classes == 1:
+            raise InputError(f"{self.name}: one output has no probabilities to mix, use mix=logits")
         start, cut = network.init(seed), self.cut(network)
         image = torch.zeros(1, *network.shape, dtype=network.dtype, device=network.device)
         width = self.gate_reads(cut, start, image, cut.below(start, image)).shape[1]
@@ -143,7 +146,7 @@ class PFLMoE(FedAvg):
         def learn(own: Callable[[Batch], Tensor]) -> Callable[[Carry, Batch], Carry]:
             def loss_of_gate(gate: Params, batch: Batch) -> Tensor:
                 z = gate_logit(gate, gate_input(batch))  # [b]
-                return batch.cross_entropy(self.mixture(z, general(batch), own(batch)))
+                return batch.loss(self.mixture(z, general(batch), own(batch)))
 
             return lambda gate, batch: optimizer.step(gate, work.grad(loss_of_gate, gate[0], batch))
 

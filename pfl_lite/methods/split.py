@@ -60,7 +60,7 @@ class Cut:
         """Mean cross-entropy of a head above the base of `params`, on what `read` gives of a training mini-batch."""
 
         def of_head(head: Params, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.above(work.training(batch), params | head, read(batch)))
+            return batch.loss(self.above(work.training(batch), params | head, read(batch)))
 
         return of_head
 
