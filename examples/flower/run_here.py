@@ -259,6 +259,7 @@ def compared(words: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "bytes": sum(entry["bytes_down"] + entry["bytes_up"] for entry in found["rounds"]),
         "messages": sum(2 * len(entry["clients"]) for entry in found["rounds"]),
         "floats": int(sum(entry["floats_down"] + entry["floats_up"] for entry in rounds)),
+        "floats_sent": sum(entry["floats_down"] + entry["floats_up"] for entry in found["rounds"]),
         "seconds_a_round": round(
             sum(entry["seconds"] for entry in found["rounds"]) / len(found["rounds"]), 3
         ),

@@ -44,7 +44,7 @@ class Together(Strategy):
         for reply in replies:
             parts = {name: reply for name in self.each} if reply.has_error() else split(reply.content)
             for name, content in parts.items():
-                whole = SimpleNamespace(content=content, has_error=lambda: False)
+                whole = SimpleNamespace(content=content, metadata=reply.metadata, has_error=lambda: False)
                 found[name].append(reply if reply.has_error() else whole)
         return found
 

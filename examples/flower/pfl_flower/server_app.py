@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from pfl_flower.shared import VERSIONS, packed, part, series, unpacked, wire_bytes
+from pfl_flower.shared import VERSIONS, packed, part, series, unpacked, wire_bytes, wire_floats
 from pfl_flower.tiny import RUN
 from pfl_lite.engine.rounds import Part
 from pfl_lite.methods import METHODS
@@ -25,6 +25,8 @@ from pfl_lite.methods.base import Newcomers, Round, Sequential, select
 
 app = ServerApp()
 WAIT_SECONDS = 3600.0
+ABOUT = {"client", "series", "round"}  # what every answer says of itself
+SCORE = {"correct", "loss", "images"}
 Uploads = dict[
     int, tuple[dict[str, Tensor], int]
 ]  # by client: what it sent, and how many images it trained on
@@ -47,6 +49,7 @@ class Methodical(Strategy):
         self.seen: set[int] = set()  # who has ever taken part
         self.choices: dict[int, dict[str, Tensor]] = {}  # what newcomers ask for
         self.waiting: list[Message] = []  # replies of clients that worked one after another
+        self.down: list[ArrayRecord] = []  # what the clients of the round were sent
         self.nodes: dict[int, int] = {}  # which node is which client
         self.refused: set[int] = set()  # nodes
         self.data: str | None = None  # the digest of the labels that all clients' images were dealt from
@@ -73,18 +76,23 @@ class Methodical(Strategy):
                 log(WARNING, "a node cannot take part: %s", reply.error.reason)
                 continue
             records = reply.content.config_records
-            said.append((reply.metadata.src_node_id, records["about"], records["has"]))
+            node, about, has = reply.metadata.src_node_id, records.get("about", {}), records.get("has", {})
+            if about.keys() != ABOUT or has.keys() != {"data", "versions"}:
+                log(WARNING, "a node does not say which client it is, and is left out")
+                self.refused.add(node)
+                continue
+            said.append((node, about, has))
         if self.data is None and said:
             self.data = str(Counter(str(has["data"]) for _, _, has in said).most_common(1)[0][0])
         for node, about, has in sorted(said, key=lambda one: one[0]):
-            client = int(str(about["client"]))
+            client = about["client"]
             if has["versions"] != VERSIONS:
                 why = f"runs {has['versions']}, the server {VERSIONS}"
             elif about["series"] != self.series:
                 why = "has other settings than the server"
             elif has["data"] != self.data:
                 why = f"has images of other data ({has['data']}) than its peers ({self.data})"
-            elif not 0 <= client < self.run.config.clients:
+            elif client not in range(self.run.config.clients):
                 why = f"is none of 0..{self.run.config.clients - 1}"
             elif client in self.nodes:
                 why = "is here already, and the first node is kept"
@@ -121,17 +129,17 @@ class Methodical(Strategy):
             self.waiting = self.one_after_another(server_round, here, grid)
             return []
         messages = [self.message("train", i, self.server, server_round) for i in here]
-        self.down = sum(wire_bytes(message.content.array_records["down"]) for message in messages)
+        self.down = [message.content.array_records["down"] for message in messages]
         return messages
 
     def one_after_another(self, number: int, ids: list[int], grid: Grid) -> list[Message]:
         """The replies of clients that hand something on to the next."""
         replies: list[Message] = []
         passed_on: dict[str, Tensor] | None = None
-        self.down = 0
+        self.down = []
         for i in ids:
             message = self.message("train", i, passed_on or self.server, number)
-            self.down += wire_bytes(message.content.array_records["down"])
+            self.down.append(message.content.array_records["down"])
             sent = list(grid.send_and_receive([message], timeout=self.timeout))
             replies += sent
             for upload, _ in self.uploads(number, self.answers(number, sent)).values():
@@ -141,16 +149,24 @@ class Methodical(Strategy):
     def answers(self, number: int, replies: Iterable[Message]) -> dict[int, Message]:
         """The replies that count, by client; what does not is said."""
         found: dict[int, Message] = {}
+        known = {node: client for client, node in self.nodes.items()}
         for reply in replies:
             if reply.has_error():
                 log(WARNING, "round %s: a client failed and is left out (%s)", number, reply.error.reason)
                 continue
             about = reply.content.config_records.get("about", {})
-            if about.keys() != {"client", "series", "round"}:
+            if about.keys() != ABOUT:
                 log(WARNING, "round %s: a reply does not say whose it is, and is left out", number)
                 continue
-            client = int(str(about["client"]))
-            if (about["series"], about["round"]) != (self.series, number):
+            client = known.get(reply.metadata.src_node_id, -1)
+            if about["client"] != client:
+                log(
+                    WARNING,
+                    "round %s: a node answers for client %s, which it is not",
+                    number,
+                    about["client"],
+                )
+            elif (about["series"], about["round"]) != (self.series, number):
                 log(WARNING, "round %s: a reply of client %s belongs to another run or round", number, client)
             elif client in found:
                 log(WARNING, "round %s: client %s answered twice, the first answer counts", number, client)
@@ -196,12 +212,14 @@ class Methodical(Strategy):
         if not uploads:
             return None, None
         self.seen |= uploads.keys()
-        entry |= {
-            "bytes_down": self.down,
-            "bytes_up": sum(wire_bytes(found[i].content.array_records["up"]) for i in uploads),
-        }
-        sent = [upload for upload, _ in uploads.values()]
-        stacked = {name: torch.stack([upload[name] for upload in sent]) for name in sent[0]}
+        for way, sent in (
+            ("down", self.down),
+            ("up", [found[i].content.array_records["up"] for i in uploads]),
+        ):
+            entry[f"bytes_{way}"] = sum(map(wire_bytes, sent))
+            entry[f"floats_{way}"] = sum(map(wire_floats, sent))
+        each = [upload for upload, _ in uploads.values()]
+        stacked = {name: torch.stack([upload[name] for upload in each]) for name in each[0]}
         sizes = torch.tensor([size for _, size in uploads.values()])
         about = Round(
             server_round, torch.tensor(list(uploads)), sizes, len(self.run.members), self.run.config.seed
@@ -226,7 +244,9 @@ class Methodical(Strategy):
             asked = [self.message("query.choose", i, self.server, server_round) for i in new]
             replies = self.answers(server_round, grid.send_and_receive(asked, timeout=self.timeout))
             self.choices = {
-                i: unpacked(reply.content.array_records["choice"]) for i, reply in replies.items()
+                i: unpacked(reply.content.array_records["choice"])
+                for i, reply in replies.items()
+                if "choice" in reply.content.array_records
             }
         messages = [self.message("evaluate", i, self.server, server_round) for i in sorted(self.nodes)]
         self.choices = {}
@@ -234,7 +254,10 @@ class Methodical(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         found = self.answers(server_round, replies)
-        scores = {i: reply.content.metric_records["score"] for i, reply in found.items()}
+        scores = {i: reply.content.metric_records.get("score", {}) for i, reply in found.items()}
+        for client in [i for i, score in scores.items() if score.keys() != SCORE]:
+            log(WARNING, "round %s: the score of client %s is damaged, and is left out", server_round, client)
+            del scores[client]
         each = {i: s["correct"] / s["images"] for i, s in scores.items() if s["images"]}
         if not each:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -71,6 +72,11 @@ def unpacked(record: ArrayRecord) -> dict[str, Tensor]:
 def wire_bytes(record: ArrayRecord) -> int:
     """Bytes of the tensors in a message, as they cross the wire."""
     return sum(len(array.data) for array in record.values())
+
+
+def wire_floats(record: ArrayRecord) -> int:
+    """Floats in a message; those that a method does not count, because they only fill up a tensor, are among them."""
+    return sum(math.prod(array.shape) for array in record.values() if "float" in array.dtype)
 
 
 def joined(messages: Mapping[str, RecordDict]) -> RecordDict:
