@@ -34,7 +34,9 @@
       timer = setInterval(next, Number(player.dataset.interval));
     });
     player.querySelector(".controls").hidden = false;
-    show(frames.length - 1);
+    // On paper it cannot be played.
+    addEventListener("beforeprint", () => show(frames.length - 1));
+    show(0);
   }
   const start = () => document.querySelectorAll(".pfl-player:not([data-ready])").forEach(mount);
   start();
