@@ -1,4 +1,5 @@
-"""Count what a reader has before them, page by page: words, visible code, figures, lines that do not fit, and seconds.
+"""Count what a reader has before them, page by page: words, visible code, figures, lines that do not fit, and
+seconds of processor time.
 
 With --write the units' rows go into tools/units.csv, which a test holds; screens and blocks that overflow are measured in
 Chromium on a built site (--site _build/site), and kept as they were where none is given.

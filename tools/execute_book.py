@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,12 +23,20 @@ class Outcome(NamedTuple):
 
     chapter: Path
     seconds: float
+    computed: float
+    """Seconds of processor time, which do not depend on what else the machine does."""
     problem: str
+
+
+def spent() -> float:
+    """Processor time of this process's children so far, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def execute(chapter: Path, timeout: int) -> Outcome:
     """Execute one notebook and write it back atomically, without metadata that differ from run to run."""
-    started = time.perf_counter()
+    started, before = time.perf_counter(), spent()
     notebook = nbformat.read(chapter, as_version=4)
     at = 0
 
@@ -51,14 +60,14 @@ def execute(chapter: Path, timeout: int) -> Outcome:
         if isinstance(error, CellExecutionError):
             name, value = error.ename, error.evalue
         reason = " ".join(f"{name}: {value}".split())[:300]
-        return Outcome(chapter, time.perf_counter() - started, f"cell {at + 1}: {reason}")
+        return Outcome(chapter, time.perf_counter() - started, spent() - before, f"cell {at + 1}: {reason}")
     # Kernels describe the Python that happened to run; the chapter itself only needs a Python 3.
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py"}
     unfinished = chapter.with_suffix(".part")
     nbformat.write(notebook, unfinished)
     os.replace(unfinished, chapter)
-    return Outcome(chapter, time.perf_counter() - started, "")
+    return Outcome(chapter, time.perf_counter() - started, spent() - before, "")
 
 
 def main() -> int:
@@ -89,9 +98,9 @@ def main() -> int:
         print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
         jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
         for done, job in enumerate(as_completed(jobs), start=1):
-            chapter, seconds, problem = job.result()
+            chapter, seconds, computed, problem = job.result()
             failed += bool(problem)
-            took[chapter.stem] = round(seconds, 1)
+            took[chapter.stem] = round(computed, 1)
             line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
             print(line, flush=True)
             if (later := done + arguments.jobs - 1) < len(chapters):
