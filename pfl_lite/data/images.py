@@ -286,8 +286,8 @@ _CARDS = (
     ),
     Card(
         name="glyphs10",
-        title="Glyphs, the ten figures: 0 to 9 drawn by 100 writers",
-        source="The figures 0 to 9 of the glyphs, drawn by pfl_lite",
+        title="Glyphs, the ten digits: 0 to 9 drawn by 100 writers",
+        source="The digits 0 to 9 of the glyphs, drawn by pfl_lite",
         licence="BSD 3-Clause (the images); the fonts keep their own free licenses",
         classes=glyphs.FIGURES,
         size=glyphs.SIZE,
@@ -297,8 +297,8 @@ _CARDS = (
         mean=(0.1446,),
         std=(0.3023,),
         how_to_get=_EMBEDDED,
-        note="The images of the glyphs that show a figure, with their writers: few enough for an experiment "
-        "in seconds. A writer drew every figure twice for training, and for testing every other figure once.",
+        note="The images of the glyphs that show a digit, with their writers: few enough for an experiment "
+        "in seconds. A writer drew every digit twice for training, and for testing every other digit once.",
         writers=glyphs.WRITERS,
     ),
     Card(
@@ -536,7 +536,7 @@ def _glyphs(card: Card, path: Path) -> Images:
 
 
 def _figures(card: Card, drawn: Images) -> Images:
-    """The drawn characters that are figures: the same images, labels and writers, in the same order."""
+    """The drawn characters that are digits: the same images, labels and writers, in the same order."""
     wanted = {split: getattr(drawn, f"{split}_labels") < len(glyphs.FIGURES) for split in ("train", "test")}
     keys = (*_KEYS, *_WRITERS)
     return _images(card, {key: getattr(drawn, key)[wanted[key.partition("_")[0]]] for key in keys})
