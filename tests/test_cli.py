@@ -27,7 +27,7 @@ from pfl_lite.models import make_network
 from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.results import executors
 from pfl_lite.results.ledger import Ledger, default_folder
-from pfl_lite.show import render
+from pfl_lite.show import text
 from tests.test_sweep import Inline
 
 EIGHT = [
@@ -181,7 +181,7 @@ def test_a_diverged_run_still_writes_its_files(tmp_path: Path) -> None:
 def test_a_loss_that_is_finite_and_no_use_is_told_as_one_that_is_no_number() -> None:
     names = {"personal": "personal models"}
     told = [
-        render._scores({"personal_accuracy": 0.1, "personal_loss": loss}, "", names)[0]
+        text._scores({"personal_accuracy": 0.1, "personal_loss": loss}, "", names)[0]
         for loss in (2.3, 1.3e29, None)
     ]
     assert told[0].endswith("loss 2.3000")
