@@ -146,15 +146,24 @@ def kill(kind: str, process: subprocess.Popen[bytes], random: Random, cluster: C
             os.kill(worker, signal.SIGKILL)
 
 
-def killed(kind: str, moment: str, span: float, folder: Path, cluster: Cluster | None) -> Path:
-    """Kill within `span` seconds of the start, go on if the sweep does not by itself; where it lies.
+def at_work(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until the first round of a sweep is kept; most of its seconds before are spent on starting."""
+    while process.poll() is None and not any(folder.glob("ledger/.checkpoints/*/*.pt")):
+        time.sleep(0.005)
 
-    A sweep that was over before is tried again, and killed sooner.
+
+def killed(kind: str, moment: str, span: float, folder: Path, cluster: Cluster | None) -> Path:
+    """Kill within `span` seconds of the first round that is kept, go on if the sweep does not by itself; where it lies.
+
+    Once in four times the seconds begin with the sweep, to which starting belongs. A sweep that was over before is tried
+    again, and killed sooner.
     """
     random = Random(moment)
     for attempt in range(20):
         here = folder / f"{attempt}"
         process = start(here, cluster.address if cluster else "")
+        if random.random() < 0.75:
+            at_work(process, here)
         until = time.monotonic() + span * random.random() * 0.7**attempt
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -170,21 +179,23 @@ def killed(kind: str, moment: str, span: float, folder: Path, cluster: Cluster |
 
 
 def counted(folder: Path, alone: dict[str, str]) -> Counter[str]:
-    """How many runs of a sweep were lost, landed twice, or hold other numbers than the sweep that was left alone."""
+    """How many runs were lost, landed twice, hold other numbers than in the sweep left alone, and went on from a round."""
     found, said = entries(folder), (folder / "said").read_text()
     done = Counter(re.findall(r"^done (.+) in \d+ s:", said, flags=re.MULTILINE))
     return Counter(
         lost=len(alone.keys() - found.keys()),
         doubled=sum(number > 1 for number in done.values()),
         unequal=sum(found[name] != alone[name] for name in found.keys() & alone.keys()),
-        resumed=len(re.findall(r"^go on with ", said, flags=re.MULTILINE)),
+        resumed=len(re.findall(r"^go on with | is repeated from round ", said, flags=re.MULTILINE)),
     )
 
 
 def left_alone(folder: Path) -> tuple[dict[str, str], float]:
-    """What the sweep comes to when nothing kills it, and the seconds that it takes."""
+    """What the sweep comes to when nothing kills it, and the seconds that it takes from its first round on."""
+    process = start(folder)
+    at_work(process, folder)
     started = time.monotonic()
-    assert start(folder).wait(PATIENCE) == 0, (folder / "said").read_text()
+    assert process.wait(PATIENCE) == 0, (folder / "said").read_text()
     return entries(folder), time.monotonic() - started
 
 
