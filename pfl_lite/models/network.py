@@ -122,6 +122,7 @@ class Network:
         check_layers(name, self._template)
         self._template.to(device=device, dtype=dtype).eval()
         self.layers = layers_of(floats_of(self._template))
+        self._own = {name for layer in self.layers.values() for name in layer}
         self.dropout = any(isinstance(layer, DROPOUTS) for layer in self._template.modules())
         self.batch_norm = any(is_statistic(name) for layer in self.layers.values() for name in layer)
         self._resized: dict[int, Network] = {}
@@ -140,15 +141,16 @@ class Network:
         """Logits [b, K] of images x [b, C, H, W] under the given parameters.
 
         Raises:
-            InputError: a parameter has a name that is not the network's.
+            InputError: a parameter is missing, or has a name that is not the network's.
         """
+        if self._own - params.keys():  # else the template's random values would be used
+            raise InputError(f"network {self.name} needs its parameter '{min(self._own - params.keys())}'")
         try:
             return functional_call(self._template, dict(params), (x,))
         except AttributeError as error:
-            own = {name for layer in self.layers.values() for name in layer}
-            if strange := [name for name in params if name not in own]:
+            if strange := [name for name in params if name not in self._own]:
                 raise InputError(
-                    f"network {self.name} has no parameter '{strange[0]}' (its own: {', '.join(sorted(own))}): "
+                    f"network {self.name} has no parameter '{strange[0]}' (its own: {', '.join(sorted(self._own))}): "
                     "`unpack(prefix, params)` takes off the prefix that `pack` put before a name"
                 ) from error
             raise
