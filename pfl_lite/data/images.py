@@ -465,9 +465,11 @@ def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
     card = replace(
         card,
-        train_size=len(arrays["train_labels"]),
-        test_size=len(arrays["test_labels"]),
-        writers=len(np.unique(np.concatenate([arrays[key] for key in _WRITERS]))) if card.writers else 0,
+        train_size=np.size(arrays["train_labels"]),  # their shapes are looked at later
+        test_size=np.size(arrays["test_labels"]),
+        writers=len(np.unique(np.concatenate([np.ravel(arrays[key]) for key in _WRITERS])))
+        if card.writers
+        else 0,
     )
     own: dict[str, Any] = {key: arrays[key] for key in keys}
     return Images(name=card.name, card=card, **own)
