@@ -6,7 +6,8 @@
     python run_here.py ditto --how simulation    # Flower's own simulation engine
     python run_here.py every --table here.json   # every method in one run, and what came of it as a row each
 
-Everything listens on 127.0.0.1, nothing needs a network, and no process is left behind.
+Everything listens on 127.0.0.1, except for Flower's simulation engine: its Ray listens on every network of the machine.
+Nothing needs a network, and no process is left behind.
 """
 
 from __future__ import annotations
