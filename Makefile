@@ -66,7 +66,7 @@ check: lint ## the inner loop: lint, types, and the tests that need no process, 
 mutations: environment ## break the methods one line at a time: does a test notice? (half an hour)
 	@$(PY) tools/check_mutations.py
 
-fuzz: environment ## hostile inputs, 1,900 of them, each in a process of its own (half an hour; SEED=7 for others)
+fuzz: environment ## hostile inputs, 2,000 of them, each in a process of its own (half an hour; SEED=7 for others)
 	$(QUIET) $(PY) -m tests.fuzzing --seed '$(or $(SEED),0)'
 
 kill: environment ## kill sweeps at twelve random moments of each kind (an hour; SEED=7 for others)

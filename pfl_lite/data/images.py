@@ -463,13 +463,12 @@ def _damaged(path: Path, card: Card, what: str) -> InputError:
 
 def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
+    writers = [np.ravel(arrays[key]) for key in keys if key in _WRITERS]  # shapes are looked at later
     card = replace(
         card,
-        train_size=np.size(arrays["train_labels"]),  # their shapes are looked at later
+        train_size=np.size(arrays["train_labels"]),
         test_size=np.size(arrays["test_labels"]),
-        writers=len(np.unique(np.concatenate([np.ravel(arrays[key]) for key in _WRITERS])))
-        if card.writers
-        else 0,
+        writers=len(np.unique(np.concatenate(writers))) if writers else 0,
     )
     own: dict[str, Any] = {key: arrays[key] for key in keys}
     return Images(name=card.name, card=card, **own)
