@@ -225,3 +225,9 @@ def test_results_are_held_to_what_their_search_chose(tmp_path: Path) -> None:
         path.write_text(json.dumps(search | {"candidates": candidates, "chosen": candidates[0]["settings"]}))
         (fault,) = check(ledger).faults
         assert says in fault
+
+
+def test_a_row_made_elsewhere_is_told_with_what_must_come_first_there(ledger: Ledger) -> None:
+    (made,) = [one for one in missing("pfedmb-table3-random2-15", ledger) if "-table2-" in one.command]
+    assert made.command == "pfl-lite reproduce pfedmb-table2-random2-15 --methods pfedmb --seeds 0"
+    assert made.after == "pfl-lite reproduce pfedmb-table2-random2-50 --methods pfedmb"

@@ -207,6 +207,14 @@ def test_an_empty_ledger_says_not_run_and_why(ledger):
     assert result.loc["local", "Reason"] == "no complete run in the ledger; unfinished: seed 0"
 
 
+def test_seeds_differ_in_what_moves_numbers_a_method_s_own_settings_by_name_and_no_machine_s(ledger):
+    for seed, device, mu in ((0, "cpu", 0.1), (1, "cuda", 0.1), (2, "cpu", 0.2)):
+        run = make_run("local", 87, seed=seed, rounds=EXPERIMENT.rounds)
+        config = run["config"] | {"device": device, "method": {"name": "fedprox", "mu": mu}}
+        ledger.write(run | {"config": config})
+    assert rows(ledger).loc["local", "Reason"].endswith("the seeds differ in mu")
+
+
 def test_whatever_falls_short_is_in_the_reason(ledger):
     fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=EXPERIMENT.rounds - 1)
     ledger.write(make_run("local", 87, seed=EXPERIMENT.seeds[2], rounds=EXPERIMENT.rounds, lr=0.5))
