@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.transforms import functional as tv
 from toy import (
     Dropped,
     by_hand,
@@ -379,6 +378,8 @@ def test_a_network_is_its_extractor_and_its_head(name: str) -> None:
 
 
 def test_augmentation_is_torchvision_s_pad_crop_and_flip() -> None:
+    from torchvision.transforms import functional as tv
+
     crops = torch.tensor([(i, j, m) for i in range(9) for j in range(9) for m in (0, 1)])
     x = torch.rand(len(crops), 3, 10, 10, generator=torch.Generator().manual_seed(0))
     black = torch.tensor([-0.5, 0.25, -1.0])

@@ -7,7 +7,6 @@ from urllib.error import URLError
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,7 +94,9 @@ def test_pretrained_weights_that_cannot_be_fetched_are_refused(monkeypatch: pyte
 
 
 def test_pretrained_weights_are_those_below_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = torchvision.models.mobilenet_v2(num_classes=1000).state_dict()
+    from torchvision.models import mobilenet_v2
+
+    stored = mobilenet_v2(num_classes=1000).state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: stored)
     network = make_network("mobilenet_v2_pretrained", 3, 32, 10)
     a, b = network.init(0), network.init(0, copy=1)
