@@ -499,13 +499,13 @@ def reproduce(
         ) from error
     done = train(
         experiment,
-        budget_name=budget_name,
+        budget=budget_name,
         methods=None if methods is None else methods.split(","),
         seeds=numbers,
         rounds=rounds,
         workers=workers,
         scheduler=scheduler,
-        budget=None if budget is None else parse_budget(budget),
+        seconds=None if budget is None else parse_budget(budget),
         device=device,
         tf32=tf32,
         ledger=Ledger(ledger),

@@ -154,7 +154,7 @@ def test_an_interrupt_and_a_budget_leave_the_cluster_at_once_and_the_next_call_g
     before = kept.stat().st_mtime_ns
     time.sleep(0.5)
     assert kept.stat().st_mtime_ns == before  # the worker has stopped
-    assert runner.reproduce(steady, ledger=ledger, budget=1e-9, **asked) == ([], 1, False, 0)
+    assert runner.reproduce(steady, ledger=ledger, seconds=1e-9, **asked) == ([], 1, False, 0)
     assert len(runner.reproduce(steady, ledger=ledger, **asked).written) == 1
     assert "go on with local seed 0" in capsys.readouterr().out
 

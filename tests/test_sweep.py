@@ -196,7 +196,7 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
 def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert runner.reproduce(
-        tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], budget=1e-9
+        tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], seconds=1e-9
     ) == (
         [],
         3,
@@ -421,12 +421,12 @@ def test_the_paper_s_budget_has_a_folder_and_an_arm_rounds_of_its_own(
     small = replace(base, arms=arms, seeds=(0,), paper_budget={"rounds": 3, "search_rounds": 2, "arms": arms})
     monkeypatch.setitem(EXPERIMENTS, tiny, small)
     ledger = Ledger(tmp_path)
-    assert len(runner.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper").written) == 4
+    assert len(runner.reproduce(tiny, ledger=ledger, device="cpu", budget="paper").written) == 4
     found = {run["arm"]: run["rounds"][-1]["round"] for run in ledger.read(f"{tiny}-paper")}
     assert found == {"local": 4, "fedavg": 3} and not ledger.read(tiny)
     (search, _) = ledger.searches(f"{tiny}-paper")
     assert search["candidates"][0]["rounds"] == 2
-    assert runner.reproduce(tiny, ledger=ledger, device="cpu", budget_name="paper") == ([], 0, False, 0)
+    assert runner.reproduce(tiny, ledger=ledger, device="cpu", budget="paper") == ([], 0, False, 0)
     written = runner.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, methods=["local"]).written
     assert json.loads(written[-1].read_text())["config"]["rounds"] == 1  # what is asked for counts
 

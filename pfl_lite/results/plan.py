@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,9 +247,13 @@ class Plan:
         """Whether the ledger holds a result."""
         return self.ledger.has(self.experiment.name, arm.key, seed, self.length(arm))
 
-    def left(self) -> int:
-        """Runs that are still to be trained, those that wait for a search or for another's training included."""
-        return sum(task.candidate is not None for task in self.tasks()) + len(self.missing())
+    def left(self, tasks: Iterable[Task] | None = None) -> int:
+        """Runs that are still to be trained, those that wait for a search or for another's training included.
+
+        `tasks`: those of this moment, where they are known, so that the ledger is not asked for them again.
+        """
+        known = self.tasks() if tasks is None else tasks
+        return sum(task.candidate is not None for task in known) + len(self.missing())
 
     def checkpoint(self, arm: str, seed: int, candidate: int | None = None) -> Path:
         """Where a task continues from; search candidates, results and attempts at a result never share a file."""

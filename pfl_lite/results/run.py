@@ -40,13 +40,13 @@ class Swept(NamedTuple):
 def reproduce(
     name: str,
     *,
-    budget_name: str = DEFAULT_BUDGET,
+    budget: str = DEFAULT_BUDGET,
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
-    budget: float | None = None,
+    seconds: float | None = None,
     device: str = "auto",
     tf32: bool = False,
     ledger: Ledger | None = None,
@@ -57,13 +57,13 @@ def reproduce(
 
     Args:
         name: an experiment, or a group of them (`pfl-lite experiments`).
-        budget_name: `small` or `paper`; the ledger keeps their runs apart.
+        budget: `small` or `paper`; the ledger keeps their runs apart.
         methods: keys of the arms to run (all by default).
         seeds: seeds of the results (the protocol's by default).
         rounds: rounds of the results (the protocol's by default); tables name a smaller number.
         workers: processes, each with one thread (1 by default); with `scheduler`, runs in hand at once (one a worker by default).
         scheduler: address of a Dask scheduler whose workers train, instead of processes of this machine.
-        budget: seconds after which no new round starts; the next call goes on from there.
+        seconds: after which no new round starts; the next call goes on from there.
         device: `auto`, `cpu` or `cuda`; `auto` is what this machine has.
         tf32: products on a GPU in TF32, or exact ones.
         ledger: where results are read and written.
@@ -74,13 +74,13 @@ def reproduce(
             same experiment and ledger, and where no scheduler answers. In the middle, where the scheduler is lost; at the end,
             where the workers of a run died again and again.
     """
-    for what, value in (("rounds", rounds), ("budget", budget)):
+    for what, value in (("rounds", rounds), ("seconds", seconds)):
         if value is not None and value <= 0:
             raise InputError(f"{what} must be positive, not {value}")
     if workers is not None:
         check_workers(workers)
-    deadline = float("inf") if budget is None else time.monotonic() + budget
-    plans = plans_of(name, budget_name, methods, seeds, rounds, device, tf32, ledger or Ledger())
+    deadline = float("inf") if seconds is None else time.monotonic() + seconds
+    plans = plans_of(name, budget, methods, seeds, rounds, device, tf32, ledger or Ledger())
     done = Swept([], 0, False)
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
@@ -95,7 +95,7 @@ def reproduce(
 
 def plans_of(
     name: str,
-    budget_name: str,
+    budget: str,
     methods: Sequence[str] | None,
     seeds: Sequence[int] | None,
     rounds: int | None,
@@ -108,7 +108,7 @@ def plans_of(
     Those that take over another's settings come after those that search, and what is wrong with one of them is told before the
     first is trained.
     """
-    experiments = [get_experiment(part, budget_name) for part in members(name)]
+    experiments = [get_experiment(part, budget) for part in members(name)]
     experiments.sort(key=lambda one: one.searched_in is not None)
     longest = max(one.longest for one in experiments)
     if rounds is not None and rounds > longest:
@@ -166,7 +166,7 @@ def run_tasks(
     deaths: Counter[tuple[Key, int]] = Counter()
     given_up: dict[Key, Task] = {}
     said = time.monotonic()
-    with tqdm(desc=plan.experiment.name, total=plan.left(), unit="run", disable=None) as bar:
+    with tqdm(desc=plan.experiment.name, total=plan.left(pending), unit="run", disable=None) as bar:
         while True:
             try:
                 late = interrupted or time.monotonic() > deadline
@@ -218,7 +218,7 @@ def run_tasks(
                     tqdm.write(f"{how} {task.title} in {report['seconds']:.0f} s: {written[-1]}")
                     bar.update()
                     pending = list(plan.tasks())
-                    bar.total = len(written) + plan.left()
+                    bar.total = len(written) + plan.left(pending)
             except KeyboardInterrupt:
                 tqdm.write("interrupted: workers finish the rounds in hand")
                 interrupted = True
