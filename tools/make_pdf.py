@@ -22,6 +22,7 @@ NAME = "personalized-federated-learning.pdf"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Formulas and explorers have so many milliseconds of the page's own clock, which runs as fast as the machine can.
 PATIENCE = 120_000
+LEAF = re.compile(rb"(\d+) 0 obj\s*<<\s*/Type /Page\b")  # a page of a PDF by Chromium
 PRINTED_TOO = {"notation", "bibliography"}  # of what is not the course
 
 
@@ -113,8 +114,7 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
 
 def page_numbers(pdf: bytes) -> dict[str, int]:
     """On which page of a PDF by Chromium each chapter begins, by the chapter's name."""
-    leaves = re.findall(rb"(\d+) 0 obj\s*<<\s*/Type /Page\b", pdf)
-    where = {leaf: place for place, leaf in enumerate(leaves, start=1)}
+    where = {leaf: place for place, leaf in enumerate(LEAF.findall(pdf), start=1)}
     marks = re.findall(rb"/document-([\w-]+) \[(\d+) 0 R /XYZ", pdf)
     return {name.decode(): where[leaf] for name, leaf in marks if leaf in where}
 
@@ -154,7 +154,8 @@ def make(source: Path, output: Path) -> int:
         print_page(page, output, browser)
         numbers = page_numbers(output.read_bytes())
     size, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
-    print(f"{size:.1f} MB in {seconds:.0f} s: open {output}", flush=True)
+    leaves = len(LEAF.findall(output.read_bytes()))
+    print(f"{leaves} pages, {size:.1f} MB in {seconds:.0f} s: open {output}", flush=True)
     return 0
 
 
