@@ -3,7 +3,8 @@
     git clone https://github.com/TsingZ0/PFLlib && python benchmarks/pfllib.py PFLlib    # its imports want h5py as well
 
 PFLlib's server and clients run as they are. Twice: with each client's data as one mini-batch, where both must do the same
-arithmetic, and with mini-batches of ten, where the libraries shuffle differently and PFLlib leaves out a last batch that is not full.
+arithmetic, and with mini-batches of ten, where the libraries shuffle differently and PFLlib leaves out a last batch that is not
+full.
 """
 
 from __future__ import annotations
