@@ -44,21 +44,30 @@ IDLE = {
 """PFLlib's arguments at its own defaults, and nothing slow, dropped or decayed."""
 
 
-def theirs(seed: int, batch_size: int | None, start: dict[str, Tensor]) -> tuple[list[float], dict[str, Tensor]]:
+def theirs(
+    seed: int, batch_size: int | None, start: dict[str, Tensor]
+) -> tuple[list[float], dict[str, Tensor]]:
     """PFLlib's test accuracy after 0, 1, ... rounds, and its model after one round more; None: a client's data is one batch."""
     from flcore.servers.serveravg import FedAvg
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     model.load_state_dict({f"1.{name.removeprefix('fc.')}": t for name, t in start.items()})
     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
-    words = {"num_clients": CLIENTS, "global_rounds": ROUNDS, "local_epochs": EPOCHS, "local_learning_rate": LR}
+    words = {
+        "num_clients": CLIENTS,
+        "global_rounds": ROUNDS,
+        "local_epochs": EPOCHS,
+        "local_learning_rate": LR,
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         server = FedAvg(SimpleNamespace(**IDLE, **words, batch_size=batch_size or 1, model=model), 0)
         torch.manual_seed(seed)  # its clients set it to 0 when they are made
         for client in server.clients:
             client.batch_size = batch_size or client.train_samples
         server.train()
-    found = {f"fc.{name.removeprefix('1.')}": t.detach() for name, t in server.global_model.named_parameters()}
+    found = {
+        f"fc.{name.removeprefix('1.')}": t.detach() for name, t in server.global_model.named_parameters()
+    }
     return server.rs_test_acc, found
 
 
@@ -72,7 +81,9 @@ def ours(federation: Federation, seed: int, batch_size: int | None) -> tuple[lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pfllib", type=Path, help="a checkout of PFLlib")
     parser.add_argument("--commit", help="of the checkout (default: git is asked)")
     given = parser.parse_args()
@@ -82,12 +93,16 @@ def main() -> None:
         ["git", "-C", given.pfllib, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
     ).stdout.strip()  # fmt: skip
     images = load(DATA)
-    found: dict[str, Any] = {"versions": {"pfl_lite": __version__, "torch": torch.__version__, "PFLlib": commit}}
+    found: dict[str, Any] = {
+        "versions": {"pfl_lite": __version__, "torch": torch.__version__, "PFLlib": commit}
+    }
     found["run"] = {"data": DATA, "partition": SPLIT, "clients": CLIENTS, "epochs": EPOCHS, "lr": LR}
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "dataset" / "split"
         write_pfllib(written, images, partition(images, SPLIT, CLIENTS, 0))
-        card = Card(name=DATA, classes=images.card.classes, mean=(0.5,), std=(0.5,))  # pixels in [-1, 1], as in the files
+        card = Card(
+            name=DATA, classes=images.card.classes, mean=(0.5,), std=(0.5,)
+        )  # pixels in [-1, 1], as in the files
         federation = Federation.build(*read_pfllib(written, card, pickled=True))
         (Path(folder) / "system").mkdir()
         os.chdir(Path(folder) / "system")  # PFLlib looks for ../dataset
@@ -95,7 +110,12 @@ def main() -> None:
         their_curve, model = theirs(0, None, simulation.start)
         apart = max((model[name] - w).abs().max().item() for name, w in simulation.server.items())
         largest = max(w.abs().max().item() for w in simulation.server.values())
-        found["one_batch"] = {"ours": curve, "theirs": their_curve, "largest_gap": apart, "largest_weight": largest}
+        found["one_batch"] = {
+            "ours": curve,
+            "theirs": their_curve,
+            "largest_gap": apart,
+            "largest_weight": largest,
+        }
         found["mini_batches"] = {"ours": [], "theirs": []}
         for seed in range(SEEDS):
             curve, simulation = ours(federation, seed, 10)
