@@ -33,7 +33,10 @@ def test_the_cluster_of_the_page_listens_on_this_machine_only(repository: Path, 
     pytest.importorskip("distributed", reason="Dask is not installed: pip install 'pfl-lite[cluster]'")
     nbformat = pytest.importorskip("nbformat")
     cells = nbformat.read(repository / "book/many-machines.ipynb", as_version=4).cells
-    lines = [line for cell in cells for line in cell.source.splitlines() if line.startswith("dask ")]
+    whole = [
+        cell.source.replace("\\\n", "") for cell in cells
+    ]  # commands that go on in the next line, in one
+    lines = [line for source in whole for line in source.splitlines() if line.startswith("dask ")]
     assert len(lines) == 2
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = {"8786": str(one.getsockname()[1]), "8787": str(other.getsockname()[1])}
