@@ -494,6 +494,7 @@ def exchanged(random: Random) -> Case:
     content, state, wrong = (Good.folder / named).read_bytes(), random.randrange(2**32), True
     if random.random() < 0.3:
         how, _, wrong = oddity(good, Random(state), content)
+        wrong = wrong and (how, kind) != ("cut", "fedscale")  # a table does not say how long it is
         write: Callable[[Path], Any] = lambda at: oddity(at, Random(state), content)[1]()  # noqa: E731
     elif kind == "pfllib":
         held = np.load(good / part / "1.npz", allow_pickle=True)["data"].item()

@@ -81,7 +81,7 @@ class Cluster:
         self.file = self.folder / "scheduler.json"
         self.add("scheduler", "--scheduler-file", str(self.file), "--port", "0")
         until = time.monotonic() + PATIENCE
-        while not self.file.exists() and time.monotonic() < until:
+        while not (self.file.exists() and self.file.stat().st_size) and time.monotonic() < until:
             time.sleep(0.05)
         self.address = json.loads(self.file.read_text())["address"]
         for _ in range(2):

@@ -104,11 +104,10 @@ def _fault(
     tuned, kind = None if heir else content["tuned"], _kind(content["tuned"])
     if tuned is not None and not (config.ft_epochs and any(kind == _kind(model()) for model in models)):
         return "its tuned models are not those of this run's clients"
-    sizes = ("train_sizes", "val_sizes", "test_sizes", "unseen")
-    same = {name: schema.equal(fresh["history"][name]) for name in sizes}
-    history = schema.fields(
-        {"rounds": schema.rounds, "watch": schema.fields(rest=lambda _: schema.fields())} | same
-    )
+    grown = {"rounds": schema.rounds, "watch": schema.fields(rest=lambda _: schema.fields())}
+    same = {name: schema.equal(one) for name, one in fresh["history"].items() if name not in grown}
+    sizes = {name: same.pop(name) for name in ("train_sizes", "val_sizes", "test_sizes", "unseen")}
+    history = schema.fields(grown | sizes, same)  # what came later may be missing
     clock, hands = content["clock"], (schema.number(), schema.number(), schema.size)
     if not isinstance(clock, list) or len(clock) != 3 or any(map(lambda rule, at: rule(at), hands, clock)):
         return "its clock has stopped"
