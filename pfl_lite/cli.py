@@ -178,15 +178,16 @@ StoredResults = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
 
+def file_name(text: str) -> Path:
+    """A path that was given, as a file's."""
+    if not text or text.endswith("/") or "\0" in text:
+        raise typer.BadParameter(f"'{text}' is no name of a file")
+    return Path(text)
+
+
 def file_option(help: str, *names: str) -> Any:
     """An option that takes the name of a file."""
-
-    def parsed(text: str) -> Path:
-        if not text or text.endswith("/") or "\0" in text:
-            raise typer.BadParameter(f"'{text}' is no name of a file")
-        return Path(text)
-
-    return typer.Option(None, *names, parser=parsed, metavar="FILE", help=help)
+    return typer.Option(None, *names, parser=file_name, metavar="FILE", help=help)
 
 
 def check_outputs(
@@ -635,7 +636,12 @@ def ledger_missing(
 
 @app.command()
 def notebooks(
-    folder: Path = typer.Argument(..., help="folder to copy the chapters to; made if it is not there"),
+    folder: Path = typer.Argument(
+        ...,
+        parser=lambda text: file_name(text.rstrip("/")),
+        metavar="FOLDER",
+        help="folder to copy the chapters to; made if it is not there",
+    ),
     force: bool = typer.Option(False, "--force", help="replace chapters that are there already"),
 ) -> None:
     """Copy the chapters of the book, to be run and changed: they come with the package.

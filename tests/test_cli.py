@@ -357,6 +357,7 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--out", "nul\0x.json"], "is no name of a file"),
         (["run", "fedavg", "--partition", "nul\0x.npz"], "no name of a file"),
         (["run", "fedavg", "--out", "."], "must end in .json"),
+        (["notebooks", ""], "is no name of a file"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
         (["run", "fedavg", "--partition", "classes:11"], "classes"),
