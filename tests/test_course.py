@@ -291,6 +291,7 @@ def test_slides_are_made_for_a_room(writer: Any, name: str) -> None:
 def test_slides_describe_every_unit_that_has_a_laboratory(writer: Any) -> None:
     known = {chapter.name for chapter in writer.chapters}
     cut = {name.removeprefix("lab-") for name in known if name.startswith("lab-")}
+    cut -= {"a-table-of-numbers"}  # a laboratory that belongs to no unit
     assert cut <= set(DECKS) <= known
     for name, deck in DECKS.items():
         assert deck["question"].endswith("?") and len(deck["slides"]) >= 3, name
