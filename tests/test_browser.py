@@ -143,7 +143,8 @@ for (const span of document.querySelectorAll("pre span:not(:has(*))")) {
 # Left out is the icon inside the theme's button, which has a name: the theme draws it in a moment of its own.
 AXE = """
 const done = arguments[1];
-axe.run({ exclude: [[".theme-switch"]] }, { resultTypes: ["violations"], preload: false, ...arguments[0] }).then(({ violations }) => done(
+const parts = { exclude: [[".theme-switch"]] };
+axe.run(parts, { resultTypes: ["violations"], preload: false, ...arguments[0] }).then(({ violations }) => done(
   violations.filter(({ impact }) => ["serious", "critical"].includes(impact)).map(({ id, nodes }) =>
     `${id} (${nodes.length} times): ` + nodes.slice(0, 3).map(({ html, any, all, none }) =>
       html.slice(0, 110) + " " + ([...any, ...all, ...none][0]?.message ?? "")).join(" AND "))));
