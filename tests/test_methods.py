@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -539,6 +540,14 @@ def final_losses(method: str, **settings: Any) -> np.ndarray:
 usual_losses = cache(final_losses)
 
 
+def far(name: str) -> dict[str, Any]:
+    """What else a run needs for this hyper-parameter to count."""
+    wide = {"model": "mlp", "encoder_width": 64, "width": 64}
+    special = {"gate_experts": {"model": "dropped", "gate_lr": 1.0}, "pretrain": wide}
+    special |= dict.fromkeys(("pretrain_lr", "plant", "plant_noise"), wide | {"pretrain": 1})
+    return special.get(name, {})
+
+
 def test_no_hyper_parameter_has_the_name_of_a_run_s_setting() -> None:
     run = {f.name for f in fields(RunConfig)}  # it could not be set by `run` or on the command line
     assert all(run.isdisjoint(f.name for f in fields(method)) for method in METHODS.values())
@@ -557,12 +566,30 @@ def test_every_hyper_parameter_changes_the_result(
     monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ) -> None:
     monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
-    wide = {"model": "mlp", "encoder_width": 64, "width": 64}
-    special = {"gate_experts": {"model": "dropped", "gate_lr": 1.0}, "pretrain": wide}
-    special |= dict.fromkeys(("pretrain_lr", "plant", "plant_noise"), wide | {"pretrain": 1})
-    common = special.get(name, {})
+    common = far(name)
     losses = final_losses(method, **(common | {name: OFF_DEFAULT[method][name]}))
     assert np.abs(usual_losses(method, **common) - losses).max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(m, n) for m, settings in OFF_DEFAULT.items() for n in settings]
+)
+def test_with_every_hyper_parameter_a_run_goes_on_from_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, name: str
+) -> None:
+    # a server may hold other tensors late in a run than early in it
+    monkeypatch.setitem(NETWORKS, "dropped", NetworkSpec(Dropped, ""))
+    settings = {"model": network_for(method), "epochs": 1} | USUAL.get(method, {}) | far(name)
+    settings |= {name: OFF_DEFAULT[method][name], "rounds": 3}
+    federation = five_clients()
+    whole = untrained(method, federation, **settings)
+    whole.step()
+    whole.save(tmp_path / "run.pt")
+    whole.step()
+    rest = untrained(method, federation, **settings)
+    rest.load(tmp_path / "run.pt")
+    rest.step()
+    assert same(whole.server, rest.server, 0) and same(whole.clients, rest.clients, 0)
 
 
 @pytest.mark.parametrize("method", METHODS)

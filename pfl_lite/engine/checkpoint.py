@@ -15,6 +15,7 @@ from pfl_lite import schema
 from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
 from pfl_lite.errors import InputError
 from pfl_lite.files import plain, regular, write_bytes
+from pfl_lite.methods.base import Traits
 from pfl_lite.models import Params
 
 
@@ -95,10 +96,12 @@ def _fault(
     tensors = {"server": fresh["server"], "sampled": fresh["sampled"]}
     tensors |= {} if heir else {"clients": fresh["clients"]}  # an heir begins with its own
     for name, wanted in tensors.items():
-        grows = name == "server" and config.method.traits.grows
-        there, here = _kind(content[name], grows), _kind(wanted, grows)
-        if grows and isinstance(there, dict):  # also by tensors of its own
+        traits = config.method.traits if name == "server" else Traits()
+        there, here = _kind(content[name], traits.grows), _kind(wanted, traits.grows)
+        if traits.grows and isinstance(there, dict):  # also by tensors of its own
             there = {key: there.get(key) for key in here}
+        if traits.sheds and not any(key.startswith(traits.sheds) for key in there):  # the first stage is over
+            here = {key: kind for key, kind in here.items() if not key.startswith(traits.sheds)}
         if there != here:
             return f"its {name} is not made of this run's tensors"
     tuned, kind = None if heir else content["tuned"], _kind(content["tuned"])

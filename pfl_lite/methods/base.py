@@ -291,6 +291,8 @@ class Traits(NamedTuple):
     """A round's work depends on how many rounds there will be, so that a run cannot be continued for more than it was for."""
     grows: bool = False
     """Whether the server's state may come to hold more rows, or more tensors, than `init` gave it."""
+    sheds: str = ""
+    """How the names of those of the server's tensors begin that go when a first stage of training ends."""
     needs_classes: bool = False
     """It reads labels as classes, or mixes probabilities of classes."""
 

@@ -62,7 +62,7 @@ class FedMN(Sequential):
         "a pool of blocks; a network reads a client's data and chooses which of them it uses"
     )
     tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
-    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True, needs_classes=True)
+    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True, sheds="plain/", needs_classes=True)
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""
