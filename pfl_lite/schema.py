@@ -110,9 +110,8 @@ def each_client(name: str) -> Rule:
 
 def _entry(factors: Rule) -> Rule:
     return fields(
-        {"round": count},
+        {"round": count, "clients": each(count), "floats_down": size, "floats_up": size},
         {
-            "clients": each(count),
             "diverged": each(count),
             "per_client": fields(rest=each_client),
             "whole_test": fields(rest=lambda _: fields(rest=lambda _: shares)),

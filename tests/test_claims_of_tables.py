@@ -22,6 +22,10 @@ CLIENTS = 12
 WAVES = 0.02 * np.sin(np.arange(CLIENTS))
 
 
+IDLE = {"clients": [], "floats_down": 0, "floats_up": 0}
+"""Of a round in which no client was sampled."""
+
+
 def make_run(
     name: str, arm: str, level: Any, seed: int = 0, clients: int = CLIENTS, **more: Any
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison
 from pfl_lite.show.comparison import curves, decode, encode, paired, ranks, worst_tenth
-from tests.test_claims_of_tables import make_run
+from tests.test_claims_of_tables import IDLE, make_run
 
 NAME = "pfedmb-table2-random2-15"
 
@@ -85,9 +85,9 @@ def test_a_run_of_another_experiment_counts_where_it_is_shown(ledger: Ledger) ->
 
 def test_metrics_by_hand(ledger: Ledger) -> None:
     rounds = [
-        {"round": 0, "clients": [], "per_client": {"personal": [0.1, 0.2], "tuned": [0.5, None], "global": [0, 0]}},
-        {"round": 1, "clients": []},
-        {"round": 2, "clients": [], "per_client": {"personal": [0.3, 0.4], "tuned": [0.6, 0.8], "global": [0.3, 0.4]}},
+        {"round": 0, **IDLE, "per_client": {"personal": [0.1, 0.2], "tuned": [0.5, None], "global": [0, 0]}},
+        {"round": 1, **IDLE},
+        {"round": 2, **IDLE, "per_client": {"personal": [0.3, 0.4], "tuned": [0.6, 0.8], "global": [0.3, 0.4]}},
     ]  # fmt: skip
     before = {"test_accuracy": [0.3, 0.4]}
     ledger.write(scored("fedavg", [60, 80], rounds=rounds, final_before_ft=before))

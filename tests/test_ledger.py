@@ -31,6 +31,7 @@ def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
                 "personal_accuracy": t / 10 + 0.1,
                 "global_accuracy": None,
                 "floats_down": 20 if t else 0,
+                "floats_up": 20 if t else 0,
                 "per_client": {"personal": [t / 10, t / 10 + 0.2], "tuned": None},
             }
             for t in range(rounds + 1)
@@ -224,7 +225,11 @@ def test_frame_and_curves_are_tidy(ledger):
     assert one["personal", 1] == pytest.approx(0.3)
     assert (one["test_accuracy", 2], one["before_ft_test_accuracy", 2]) == (0.7, 0.4)
     curves = ledger.curves("toy").query("arm == 'fedavg'")
-    assert set(curves["quantity"]) == {"personal_accuracy", "floats_down"}  # null and lists are no curves
+    assert set(curves["quantity"]) == {
+        "personal_accuracy",
+        "floats_down",
+        "floats_up",
+    }  # null and lists are no curves
     assert curves.query("quantity == 'floats_down'")["value"].tolist() == [0, 20, 20]
     assert ledger.frame("nothing").empty and ledger.curves("nothing").empty
 

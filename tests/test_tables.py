@@ -14,6 +14,7 @@ from pfl_lite.papers import EXPERIMENTS, members
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.results.tables import accuracy, in_order, judge, table
 from pfl_lite.show.text import render_table
+from tests.test_claims_of_tables import IDLE
 from tests.test_cli import call
 
 NAME = "pfedmb-table1"
@@ -33,7 +34,7 @@ def make_run(arm, percent, seed=0, rounds=EXPERIMENT.rounds, complete=True, **co
         "method": arm,
         "complete": complete,
         "config": {"epochs": 5, "seed": seed, "method": {"name": arm}, **config},
-        "rounds": [{"round": t, "clients": [0, 1]} for t in (0, rounds)],
+        "rounds": [{"round": t, **IDLE, "clients": [0, 1]} for t in (0, rounds)],
         "final": {
             "test_accuracy": accuracies,
             "test_loss": [1, 1],

@@ -26,7 +26,7 @@ from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison, explorers
 from pfl_lite.show.plots import EXPERT_COLOURS, METHOD_COLOURS
 from tests.explored import mixed, routes
-from tests.test_claims_of_tables import make_run
+from tests.test_claims_of_tables import IDLE, make_run
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
 NODE = shutil.which("node")
@@ -447,8 +447,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
             kept = [{"personal": own} | ({"tuned": own[::-1]} if arm == "pfedmb" else {}) for own in lists]
             run = make_run(ODD, arm, 50, seed, clients)
             run["rounds"] = [
-                {"round": t, "clients": [], "per_client": each}
-                for t, each in zip((0, 2, 5), kept, strict=True)
+                {"round": t, **IDLE, "per_client": each} for t, each in zip((0, 2, 5), kept, strict=True)
             ]
             last = kept[-1]
             run["final"] |= {"test_accuracy": last.get("tuned", last["personal"])}
