@@ -409,6 +409,7 @@ FEDMN_START = fedem_experiment(
                 ("random", "head kept, random routes", 40, KEPT | {"routing": "random"}),
                 ("rates", "router that sees, pre-trained at 0.1", 40, KEPT | WORKS | {"pretrain_lr": 10 / 3}),
                 ("pool", "router that sees, pool of 3x3x3", 40, KEPT | WORKS | {"blocks": "3x3x3"}),
+                ("early", "router that sees, 5 rounds of pre-training", 40, KEPT | WORKS | {"pretrain": 5}),
             )
         ),
     ),
