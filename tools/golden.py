@@ -218,10 +218,10 @@ def record(out: Path, parts: list[str]) -> None:
 
 
 def compare(a: Path, b: Path) -> list[str]:
-    """One line a file that differs, with the first line where it does."""
+    """One line a file that differs, with the first line where it does; one line as well where there is nothing to compare."""
     names = sorted({path.relative_to(root) for root in (a, b) for path in root.rglob("*") if path.is_file()})
     names = [name for name in names if (b / name.parts[0]).exists() and (a / name.parts[0]).exists()]
-    found = []
+    found = [] if names else [f"no part of a record is in both {a} and {b}"]
     for name in names:
         texts = [path.read_text().splitlines() if (path := root / name).exists() else None for root in (a, b)]
         if None in texts:
