@@ -12,12 +12,11 @@ import subprocess
 import sys
 import types
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
+import chapter_text
 import nbformat
 import pytest
 import yaml
@@ -31,14 +30,6 @@ CHAPTERS = sorted((ROOT / "book").glob("*.ipynb"))
 UNITS = [path for path in CHAPTERS if not path.stem.startswith("lab-") and path.stem != "reproducing-pfedmb"]
 ONE = "federated-learning-in-twenty-lines"
 SHORT = {"what-to-try-first"}  # a unit without a laboratory
-
-
-@pytest.fixture(scope="module")
-def text_tools() -> Iterator[ModuleType]:
-    """tools/chapter_text.py; scripts of that folder find each other by name."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    yield importlib.import_module("chapter_text")
-    sys.path.remove(str(ROOT / "tools"))
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +104,12 @@ def test_instructors_get_every_solution(course: Path) -> None:
     )
 
 
-def test_editions_hold_no_directive_of_the_book(text_tools: ModuleType) -> None:
-    writer = text_tools.Writer(ROOT / "book")
+def test_editions_hold_no_directive_of_the_book() -> None:
+    writer = chapter_text.Writer(ROOT / "book")
     left = [
         f"{chapter.name}: {found[0]}"
         for chapter in writer.chapters
-        for piece in text_tools.pieces(chapter)
+        for piece in chapter_text.pieces(chapter)
         if piece.cell.cell_type == "markdown"
         for found in re.finditer(r"\{[\w:]+\}`|^[:`]{3,}\{.*", writer.plain(piece.cell.source), re.MULTILINE)
     ]
@@ -260,9 +251,9 @@ DECKS = yaml.safe_load((ROOT / "tools/slides/decks.yml").read_text(encoding="utf
 
 
 @pytest.fixture(scope="module")
-def writer(text_tools: ModuleType) -> Any:
+def writer() -> Any:
     """Reads the whole book once."""
-    return text_tools.Writer(ROOT / "book")
+    return chapter_text.Writer(ROOT / "book")
 
 
 @pytest.mark.parametrize("name", DECKS)
@@ -291,8 +282,7 @@ def test_slides_are_made_for_a_room(writer: Any, name: str) -> None:
 def test_slides_describe_every_unit_that_has_a_laboratory(writer: Any) -> None:
     known = {chapter.name for chapter in writer.chapters}
     cut = {name.removeprefix("lab-") for name in known if name.startswith("lab-")}
-    cut -= {"a-table-of-numbers"}  # a laboratory that belongs to no unit
-    assert cut <= set(DECKS) <= known
+    assert cut - chapter_text.ALONE <= set(DECKS) <= known
     for name, deck in DECKS.items():
         assert deck["question"].endswith("?") and len(deck["slides"]) >= 3, name
 
@@ -306,17 +296,17 @@ def test_slides_show_no_solution(course: Path) -> None:
     assert "Four clients per round" not in page.get_text()
 
 
-def test_a_unit_asks_three_exercises_and_its_laboratory_the_others(text_tools: ModuleType) -> None:
+def test_a_unit_asks_three_exercises_and_its_laboratory_the_others() -> None:
     """A unit with its laboratory, like a chapter that is not cut, has five or more, of four kinds."""
     lacking = {}
-    known = {chapter.name: chapter for chapter in text_tools.chapters(ROOT / "book")}
+    known = {chapter.name: chapter for chapter in chapter_text.chapters(ROOT / "book")}
     for name, chapter in known.items():
-        asked = text_tools.exercises(chapter)
-        solved = {piece.exercise.label for piece in text_tools.pieces(chapter) if piece.place == "solution"}
+        asked = chapter_text.exercises(chapter)
+        solved = {piece.exercise.label for piece in chapter_text.pieces(chapter) if piece.place == "solution"}
         assert solved == {one.label for one in asked}, f"{name}: an exercise without a solution"
         lab = known.get(f"lab-{name}")
-        both = asked + (text_tools.exercises(lab) if lab else [])
-        enough = (len(both) >= 5 and {one.kind for one in both} == set(text_tools.KINDS)) or name in SHORT
+        both = asked + (chapter_text.exercises(lab) if lab else [])
+        enough = (len(both) >= 5 and {one.kind for one in both} == set(chapter_text.KINDS)) or name in SHORT
         if (lab or name in SHORT) and len(asked) != 3:
             enough = False
         if not name.startswith("lab-") and not (enough and any(one.kind == "code" for one in asked)):
@@ -331,10 +321,10 @@ def test_every_exam_question_has_an_answer(course: Path) -> None:
     assert len(numbered[0]) >= 10 and numbered[0] == numbered[1]
 
 
-def test_teachers_guide_names_exercises_and_chapters_that_exist(text_tools: ModuleType) -> None:
+def test_teachers_guide_names_exercises_and_chapters_that_exist() -> None:
     guide = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
-    known = text_tools.chapters(ROOT / "book")
-    labels = {one.label for chapter in known for one in text_tools.exercises(chapter)}
+    known = chapter_text.chapters(ROOT / "book")
+    labels = {one.label for chapter in known for one in chapter_text.exercises(chapter)}
     named = set(re.findall(r"\{numref\}`(ex-[\w-]+)`", guide))
     assert len(named) >= 10 and named <= labels
     outcomes = guide.split("## What a chapter is for")[1].split("\n## ")[0]
@@ -444,12 +434,10 @@ def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pfl_lite/book/data/paper_tables.csv" in packed["standard"] and not packed["editable"]
 
 
-def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(
-    writer: Any, text_tools: ModuleType
-) -> None:
+def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(writer: Any) -> None:
     described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
     units = [chapter for chapter in writer.chapters if chapter.name in DECKS]
-    assert {one.label for chapter in units for one in text_tools.exercises(chapter)} == set(described)
+    assert {one.label for chapter in units for one in chapter_text.exercises(chapter)} == set(described)
     for label, (minutes, level, marks, *hints) in described.items():
         assert 5 <= minutes <= 30 and level in (1, 2, 3) and re.match(r"1 \w", marks), label
         assert len(hints) == len({*hints}) == 2 and all(hint.endswith((".", "?")) for hint in hints), label

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import ModuleType
 
+import make_pdf
 import pytest
 from bs4 import BeautifulSoup
 
@@ -20,23 +20,14 @@ PAGE = """<html><head></head><body><header>Menu</header><article class="bd-artic
 <div class="solution dropdown admonition"><p>Because.</p></div></section></div></section></article></body></html>"""
 
 
-@pytest.fixture
-def maker(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/make_pdf.py."""
-    monkeypatch.syspath_prepend(str(repository / "tools"))
-    import make_pdf
-
-    return make_pdf
-
-
 def contents(page: str) -> list[tuple[str, str, str]]:
     """Lines of the table of contents: where they lead, what they say, the page's number."""
     links = BeautifulSoup(page, "html.parser").select(".book-contents a")
     return [(str(one["href"]), *(part.get_text() for part in one.find_all("span"))) for one in links]  # type: ignore[misc]
 
 
-def test_the_page_is_arranged_for_paper(maker: ModuleType) -> None:
-    page = maker.printable(PAGE, TOC, CONFIG, {"two": 7})
+def test_the_page_is_arranged_for_paper() -> None:
+    page = make_pdf.printable(PAGE, TOC, CONFIG, {"two": 7})
     assert contents(page) == [("#document-intro", "Hello", ""), ("#document-two", "1. Second", "7")]
     soup = BeautifulSoup(page, "html.parser")
     assert [one.get_text() for one in soup.select(".title-page h1, .book-contents h2")] == [
@@ -55,12 +46,12 @@ def test_the_page_is_arranged_for_paper(maker: ModuleType) -> None:
     assert not soup.select(".dropdown") and "Because." in page
 
 
-def test_a_chapter_that_is_not_on_the_page_is_named(maker: ModuleType) -> None:
+def test_a_chapter_that_is_not_on_the_page_is_named() -> None:
     with pytest.raises(ValueError, match="chapter two is not on the page"):
-        maker.printable(PAGE.replace("document-two", "document-three"), TOC, CONFIG, {})
+        make_pdf.printable(PAGE.replace("document-two", "document-three"), TOC, CONFIG, {})
 
 
-def test_page_numbers_are_read_from_the_file(maker: ModuleType) -> None:
+def test_page_numbers_are_read_from_the_file() -> None:
     pdf = b"""1 0 obj
 <</Type /Catalog>>
 endobj
@@ -79,14 +70,14 @@ endobj
 6 0 obj
 <</document-intro [9 0 R /XYZ 0 1 0]
 /document-a-b [4 0 R /XYZ 0 1 0]>>"""
-    assert maker.page_numbers(pdf) == {"intro": 1, "a-b": 2}
+    assert make_pdf.page_numbers(pdf) == {"intro": 1, "a-b": 2}
 
 
 def test_without_chromium_one_sentence_says_so(
-    maker: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert maker.make(tmp_path, tmp_path / "book.pdf") == 1
+    assert make_pdf.make(tmp_path, tmp_path / "book.pdf") == 1
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and "apt-get install chromium" in said
 
@@ -94,7 +85,7 @@ def test_without_chromium_one_sentence_says_so(
 @pytest.mark.skipif(
     shutil.which("chromium") is None, reason="chromium is missing; on Debian: apt-get install chromium"
 )
-def test_a_small_book_is_printed(maker: ModuleType, repository: Path, tmp_path: Path) -> None:
+def test_a_small_book_is_printed(repository: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "book", tmp_path / "pdf" / "small.pdf"
     source.mkdir()
     for name in ("_css", "_extra"):
@@ -109,10 +100,10 @@ def test_a_small_book_is_printed(maker: ModuleType, repository: Path, tmp_path: 
     (source / "two.md").write_text(
         "# Second\n\n```{exercise}\n:label: ex-one\nWhy?\n```\n\n```{solution} ex-one\n:class: dropdown\nBecause.\n```\n"
     )
-    assert maker.make(source, output) == 0
+    assert make_pdf.make(source, output) == 0
     pdf = output.read_bytes()
     assert pdf.startswith(b"%PDF")
     # A title page, the contents, and a page for each chapter.
-    assert maker.page_numbers(pdf) == {"intro": 3, "two": 4}
+    assert make_pdf.page_numbers(pdf) == {"intro": 3, "two": 4}
     printed = (output.parent / "page" / "print.html").read_text(encoding="utf-8")
     assert [number for *_, number in contents(printed)] == ["3", "4"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+import lint_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = """\
@@ -38,15 +36,8 @@ Last.
 """
 
 
-@pytest.fixture
-def linter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/lint_prose.py."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return importlib.import_module("lint_prose")
-
-
-def test_what_is_read(linter: ModuleType) -> None:
-    read = linter.blank(PAGE)
+def test_what_is_read() -> None:
+    read = lint_prose.blank(PAGE)
     assert [
         word for word in ("Text", "Titled", "Boxed", "Question", "Asked", "Last") if word not in read
     ] == []
@@ -54,10 +45,10 @@ def test_what_is_read(linter: ModuleType) -> None:
     assert read.count("\n") == PAGE.count("\n"), "a line number would be wrong"
 
 
-def test_a_word_that_is_not_the_houses_is_found(linter: ModuleType, tmp_path: Path) -> None:
-    listed = dict(line.split("->") for line in linter.HOUSE.read_text(encoding="utf-8").splitlines())
+def test_a_word_that_is_not_the_houses_is_found(tmp_path: Path) -> None:
+    listed = dict(line.split("->") for line in lint_prose.HOUSE.read_text(encoding="utf-8").splitlines())
     assert {"nobody", "personalised", "towards"} <= set(listed)
     (tmp_path / "book").mkdir()
     (tmp_path / "book/page.md").write_text(PAGE, encoding="utf-8")
-    ((name, text),) = linter.prose(tmp_path)
+    ((name, text),) = lint_prose.prose(tmp_path)
     assert name == Path("book/page.md") and "Asked" in text

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import make_quizzes
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,23 +20,15 @@ ORDER = [
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[ModuleType]:
-    """tools/make_quizzes.py."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    yield importlib.import_module("make_quizzes")
-    sys.path.remove(str(ROOT / "tools"))
-
-
-@pytest.fixture(scope="module")
-def written(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Every question by its name, and the folder of both files."""
-    folder, writer = tmp_path_factory.mktemp("quizzes"), tool.Writer(ROOT / "book")
+    folder, writer = tmp_path_factory.mktemp("quizzes"), make_quizzes.Writer(ROOT / "book")
     asked = {
         f"{chapter.name}-{number}": question
-        for chapter in tool.units(writer)
-        for number, question in enumerate(tool.questions(chapter), 1)
+        for chapter in make_quizzes.units(writer)
+        for number, question in enumerate(make_quizzes.questions(chapter), 1)
     }
-    assert tool.make(writer, folder) == len(asked) > 50
+    assert make_quizzes.make(writer, folder) == len(asked) > 50
     return asked, folder
 
 
@@ -87,7 +76,7 @@ def test_moodle_holds_every_question_with_its_key(written: tuple[dict[str, Any],
             )
 
 
-def test_formulas_are_in_brackets(tool: ModuleType) -> None:
-    writer = tool.Writer(ROOT / "book")
-    assert tool.html("With $B = 5$ and $a_1$", writer) == r"<p>With \(B = 5\) and \(a_1\)</p>"
-    assert tool.plain("one *word* $x < y$", writer) == r"one word \(x < y\)"
+def test_formulas_are_in_brackets() -> None:
+    writer = make_quizzes.Writer(ROOT / "book")
+    assert make_quizzes.html("With $B = 5$ and $a_1$", writer) == r"<p>With \(B = 5\) and \(a_1\)</p>"
+    assert make_quizzes.plain("one *word* $x < y$", writer) == r"one word \(x < y\)"

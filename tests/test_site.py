@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
+import build_site
 import nbformat
+import plain_docstrings
 import pytest
 import yaml
 from bs4 import BeautifulSoup, Tag
@@ -122,15 +122,6 @@ def test_every_page_has_one_title(pages: dict[Path, BeautifulSoup]) -> None:
             assert len(article.find_all("h1")) == 1, path.name
 
 
-@pytest.fixture
-def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/build_site.py."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import build_site
-
-    return build_site
-
-
 def repository_at(folder: Path, address: str | None) -> Path:
     """An empty repository with this remote."""
     subprocess.run(["git", "init", "-q", "-b", "trunk", str(folder)], check=True)
@@ -156,19 +147,13 @@ def test_the_reference_links_to_the_chapters_that_docstrings_name(
         ("2 * B * C of x_ and x_i", r"2 \* B \* C of x\_ and x_i"),
     ],
 )
-def test_docstrings_are_text_with_emphasis_and_titles(
-    monkeypatch: pytest.MonkeyPatch, line: str, text: str
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    tool = importlib.import_module("plain_docstrings")
-    assert tool.plain(line, tool.titles(ROOT / "book")) == text
+def test_docstrings_are_text_with_emphasis_and_titles(line: str, text: str) -> None:
+    assert plain_docstrings.plain(line, plain_docstrings.titles(ROOT / "book")) == text
 
 
 @pytest.mark.parametrize("address", [None, "/srv/git/pfl.git", "https://git.example.org/a/b.git"])
-def test_no_launch_button_without_a_public_remote(
-    builder: ModuleType, tmp_path: Path, address: str | None
-) -> None:
-    config = builder.configuration(ROOT / "book", repository_at(tmp_path / "here", address))
+def test_no_launch_button_without_a_public_remote(tmp_path: Path, address: str | None) -> None:
+    config = build_site.configuration(ROOT / "book", repository_at(tmp_path / "here", address))
     buttons = config["launch_buttons"]
     assert "repository" not in config and not buttons["binderhub_url"] and not buttons["colab_url"]
 
@@ -181,18 +166,16 @@ def test_no_launch_button_without_a_public_remote(
         ("ssh://git@gitlab.com/some-one/pfl", "https://gitlab.com/some-one/pfl"),
     ],
 )
-def test_launch_buttons_come_from_the_remote(
-    builder: ModuleType, tmp_path: Path, address: str, public: str
-) -> None:
+def test_launch_buttons_come_from_the_remote(tmp_path: Path, address: str, public: str) -> None:
     repository = repository_at(tmp_path / "here", address)
-    config = builder.configuration(ROOT / "book", repository)
+    config = build_site.configuration(ROOT / "book", repository)
     assert config["repository"] == {"url": public, "branch": "trunk", "path_to_book": "book"}
     assert config["launch_buttons"]["binderhub_url"] == "https://mybinder.org"
     assert not config["launch_buttons"]["colab_url"], "Colab cannot import pfl_lite from chapters as they are"
 
 
 def test_colab_gets_a_button_where_the_chapters_install_the_package(
-    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.inputtransformer2 import TransformerManager
 
@@ -231,7 +214,7 @@ def test_colab_gets_a_button_where_the_chapters_install_the_package(
     assert (empty / "data/paper_tables.csv").is_file() and any((empty / "data/results").iterdir())
 
     repository = repository_at(tmp_path / "here", "https://github.com/some-one/pfl")
-    buttons = builder.configuration(book, repository)["launch_buttons"]
+    buttons = build_site.configuration(book, repository)["launch_buttons"]
     assert buttons["colab_url"] == "https://colab.research.google.com"
 
 

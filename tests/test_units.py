@@ -3,64 +3,53 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
+import count_units
 import pytest
+from chapter_text import ALONE
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).resolve().parent.parent
-ALONE = {"a-table-of-numbers"}  # a laboratory that belongs to no unit
 UNITS = sorted({path.stem.removeprefix("lab-") for path in (ROOT / "book").glob("lab-*.ipynb")} - ALONE)
 
 
-@pytest.fixture(scope="module")
-def units() -> Iterator[ModuleType]:
-    """tools/count_units.py."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    yield importlib.import_module("count_units")
-    sys.path.remove(str(ROOT / "tools"))
-
-
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_is_short_and_leads_to_its_laboratory(units: ModuleType, name: str) -> None:
-    known = {chapter.name: chapter for chapter in units.chapters(ROOT / "book")}
+def test_a_unit_is_short_and_leads_to_its_laboratory(name: str) -> None:
+    known = {chapter.name: chapter for chapter in count_units.chapters(ROOT / "book")}
     unit, lab = known[name], known[f"lab-{name}"]
-    found = units.count(unit)
-    assert found.words <= units.WORDS and found.code <= units.CODE and not found.wide, found
+    found = count_units.count(unit)
+    assert found.words <= count_units.WORDS and found.code <= count_units.CODE and not found.wide, found
     assert lab.title.startswith("Laboratory: ") and f"]({name})" in lab.notebook.cells[0].source
     assert any(f"](lab-{name})" in cell.source for cell in unit.notebook.cells)
     assert list(known).index(name) < list(known).index(lab.name)
 
 
-def test_the_table_of_units_is_up_to_date(units: ModuleType) -> None:
+def test_the_table_of_units_is_up_to_date() -> None:
     """What needs no browser is counted anew: python tools/count_units.py --write, with --site where pages have changed much."""
-    stored = list(csv.DictReader(units.TABLE.read_text(encoding="utf-8").splitlines()))
+    stored = list(csv.DictReader(count_units.TABLE.read_text(encoding="utf-8").splitlines()))
     counted = "unit", "words", "code", "figures"
-    fresh = [[str(row[key]) for key in counted] for row in units.table()]
+    fresh = [[str(row[key]) for key in counted] for row in count_units.table()]
     assert [[row[key] for key in counted] for row in stored] == fresh
     for row in stored:
         assert row["overflow_1440"] == row["overflow_390"] == "0", row["unit"]
         assert 1 < float(row["screens_1440"]) < 15 and float(row["screens_390"]) < 25, row["unit"]
 
 
-def test_what_is_counted(units: ModuleType) -> None:
+def test_what_is_counted() -> None:
     text = "# Two words\n\n$$\nx = 1\n$$ (eq-x)\n\n![not these](a.svg)\n\n```{figure} b.svg\n:alt: nor these\n\nBut these\n```"
-    assert units.words(text) == 5  # and the label of the equation
+    assert count_units.words(text) == 5  # and the label of the equation
     folded = new_code_cell("a = 1\nb = 2", metadata={"tags": ["hide-input"]})
     seen = new_code_cell("c = 3\n\n" + "d" * 96, outputs=[new_output("stream", text="e" * 96 + "\nf\n")])
     cells = [new_markdown_cell(text), folded, seen, new_markdown_cell("No question", id="quiz")]
-    chapter = units.Chapter("x", 1, "X", new_notebook(cells=cells))
-    assert units.count(chapter) == units.Count(words=5, code=2, figures=2, wide=2)
+    chapter = count_units.Chapter("x", 1, "X", new_notebook(cells=cells))
+    assert count_units.count(chapter) == count_units.Count(words=5, code=2, figures=2, wide=2)
 
 
-def test_a_first_look_is_shorter(units: ModuleType) -> None:
-    (first,) = [one for one in units.chapters(ROOT / "book") if one.name == "what-to-try-first"]
-    assert units.count(first).words <= 900
+def test_a_first_look_is_shorter() -> None:
+    (first,) = [one for one in count_units.chapters(ROOT / "book") if one.name == "what-to-try-first"]
+    assert count_units.count(first).words <= 900
 
 
 FITS = 90  # characters of a line of code that the column of text has room for at 1440 pixels

@@ -20,6 +20,7 @@ KIND = re.compile(r"\(?(recall|derive|code|explore)\b", re.IGNORECASE)
 KINDS = ("recall", "derive", "code", "explore")
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of code that a page does not show
 LAB = "lab-"  # the page lab-NAME is the laboratory of the unit NAME
+ALONE = {"a-table-of-numbers"}  # laboratories that belong to no unit
 BESIDE = {"Playgrounds", "Laboratory", "Reference"}  # parts of the contents that are not the course
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
 from html import escape
-from pathlib import Path
 
 from cards import CARDS, Piece
-from make_pdf import ROOT, chromium
+from make_pdf import ROOT, print_sheet
 
 from pfl_lite.show.plots import METHOD_LABELS
 
@@ -111,24 +108,8 @@ def sheet(mathjax: str) -> str:
 
 def main() -> int:
     """Write _build/cheat-sheet.pdf."""
-    browser, output = chromium(), ROOT / "_build/cheat-sheet.pdf"
-    if browser is None:
-        print("the sheet as a PDF needs Chromium; the page is book/cheat-sheet.md")
-        return 1
-    output.parent.mkdir(exist_ok=True)
     mathjax = (ROOT / "book/_extra/_static/vendor/mathjax/tex-mml-chtml.js").as_uri()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sheet.html"
-        path.write_text(sheet(mathjax), encoding="utf-8")
-        command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-        command += [
-            "--virtual-time-budget=60000",
-            f"--user-data-dir={folder}/profile",
-            f"--print-to-pdf={output}",
-        ]
-        subprocess.run([*command, path.as_uri()], check=True, capture_output=True)
-    print(f"wrote {output.relative_to(ROOT)}")
-    return 0
+    return print_sheet(sheet(mathjax), "cheat-sheet.pdf", "the page is book/cheat-sheet.md")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,21 @@ def print_page(page: Path, pdf: Path, browser: str) -> None:
         raise RuntimeError(f"Chromium did not print: {done.stderr.strip()[-500:]}")
 
 
+def print_sheet(html: str, name: str, without: str) -> int:
+    """Print a page of its own into _build; the exit code, 1 where no Chromium is here, and then `without` says what there is."""
+    browser, output = chromium(), ROOT / "_build" / name
+    if browser is None:
+        print(f"a PDF needs Chromium; {without}")
+        return 1
+    output.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(html, encoding="utf-8")
+        print_page(page, output, browser)
+    print(f"wrote {output.relative_to(ROOT)}")
+    return 0
+
+
 def make(source: Path, output: Path) -> int:
     """Build, arrange and print the book in `source`; return the exit code."""
     started = time.perf_counter()
