@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pfl_lite import run
+from pfl_lite.data.csv_clients import TableCard, read_tables
 from pfl_lite.data.federation import Federation
-from pfl_lite.data.tables import TableCard, read_tables
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 

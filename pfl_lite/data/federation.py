@@ -28,7 +28,7 @@ class Federation:
     """Clients that share one copy of the images.
 
     `images` [n, channels, size, size] and `test_images` are normalized floats, `labels` [n] and `test_labels`
-    int64 classes, or floats where a number is to be predicted (`data.tables`, `data.task`). `train[i]`, `val[i]` index
+    int64 classes, or floats where a number is to be predicted (`data.csv_clients`, `data.task`). `train[i]`, `val[i]` index
     `images`, `test[i]` indexes `test_images`, all int64 tensors on the same device. Where the data set's images are merged
     (split `fedem`), `test_images` is `images`: what is a client's to be tested on, `test[i]` alone can say.
 
