@@ -108,15 +108,24 @@ class Images:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the one way into a frozen dataclass
 
+    def rows(self, train: ArrayLike, test: ArrayLike) -> dict[str, np.ndarray]:
+        """Some of the training and of the test images, with their labels and writers, by the names of the fields."""
+        return {
+            f"{split}_{part}": array[rows]
+            for split, rows in (("train", train), ("test", test))
+            for part in ("images", "labels", "writers")
+            if (array := getattr(self, f"{split}_{part}")) is not None
+        }
+
     def merge(self) -> Images:
         """The data set as one pool, test images after training images: every client cuts its own images instead."""
         if self.merged:
             return self
         pools: dict[str, Any] = {}
         for part in ("images", "labels", "writers"):
-            train, test = getattr(self, f"train_{part}"), getattr(self, f"test_{part}")
-            if train is not None and test is not None:
-                pools[f"train_{part}"] = pools[f"test_{part}"] = np.concatenate([train, test])
+            both = [getattr(self, f"{split}_{part}") for split in ("train", "test")]
+            pool = None if any(one is None for one in both) else np.concatenate(both)
+            pools |= {f"train_{part}": pool, f"test_{part}": pool}
         return replace(self, merged=True, **pools)
 
     def recut(self) -> Images:
@@ -126,13 +135,8 @@ class Images:
         for label in np.unique(pool.train_labels):
             members = random.permutation(np.flatnonzero(pool.train_labels == label))
             test[members[: len(members) // 5]] = True
-        parts: dict[str, Any] = {"merged": False}
-        for part in ("images", "labels", "writers"):
-            if (every := getattr(pool, f"train_{part}")) is not None and getattr(
-                pool, f"test_{part}"
-            ) is not None:
-                parts |= {f"train_{part}": every[~test], f"test_{part}": every[test]}
-        return replace(self, **parts)
+        parts: dict[str, Any] = pool.rows(~test, test)
+        return replace(pool, merged=False, **parts)
 
     def with_split(self, split: str) -> Images:
         """As they are (`published`), merged (`fedem`: Marfoq et al. (2021) cut client by client), or cut anew by a draw that is
@@ -492,15 +496,12 @@ def _sample(images: Images, name: str, fraction: float) -> Images:
         fraction * (n_train + n_test) + 1e-6
     )  # FedEM's int(s_frac * n), whatever floats make of it
     wanted_test = math.floor(fraction * n_test + 1e-6)
-    arrays: dict[str, np.ndarray] = {}
+    drawn = []
     for split, n, some in (("train", n_train, wanted - wanted_test), ("test", n_test, wanted_test)):
         if some == 0:
             raise InputError(f"'{name}' leaves none of the {n} {split} images: take a larger part")
-        rows = np.sort(rng.permutation(n)[:some])
-        for key in ("images", "labels", "writers"):
-            if (array := getattr(images, f"{split}_{key}")) is not None:
-                arrays[f"{split}_{key}"] = array[rows]
-    return replace(_images(images.card, arrays), name=name)
+        drawn.append(np.sort(rng.permutation(n)[:some]))
+    return replace(_images(images.card, images.rows(*drawn)), name=name)
 
 
 def _digits() -> dict[str, np.ndarray]:
@@ -538,9 +539,8 @@ def _glyphs(card: Card, path: Path) -> Images:
 
 def _figures(card: Card, drawn: Images) -> Images:
     """The drawn characters that are digits: the same images, labels and writers, in the same order."""
-    wanted = {split: getattr(drawn, f"{split}_labels") < len(glyphs.FIGURES) for split in ("train", "test")}
-    keys = (*_KEYS, *_WRITERS)
-    return _images(card, {key: getattr(drawn, key)[wanted[key.partition("_")[0]]] for key in keys})
+    wanted = (labels < len(glyphs.FIGURES) for labels in (drawn.train_labels, drawn.test_labels))
+    return _images(card, drawn.rows(*wanted))
 
 
 def _convert(card: Card, path: Path) -> None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
 from pfl_lite.files import read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.seeds import generator
+
+if TYPE_CHECKING:
+    from pfl_lite.data.images import Images
 
 ENDINGS = (".npz", ".json")
 """How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
@@ -52,37 +55,13 @@ class ClientIndices:
     group: int | None = None
 
 
-class _Card(Protocol):
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-
-class Labelled(Protocol):
-    """Anything with labels, perhaps writers, and a card that names the classes; `pfl_lite.data.images.Images`
-    is one. `merged` says that its training images are all its images, and its test images the same.
-    """
-
-    @property
-    def train_labels(self) -> np.ndarray: ...
-    @property
-    def test_labels(self) -> np.ndarray: ...
-    @property
-    def train_writers(self) -> np.ndarray | None: ...
-    @property
-    def test_writers(self) -> np.ndarray | None: ...
-    @property
-    def card(self) -> _Card: ...
-    @property
-    def merged(self) -> bool: ...
-
-
 def is_file(spec: object) -> bool:
     """Whether a spec names a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST`."""
     return isinstance(spec, str) and _located(spec)[0].lower().endswith(ENDINGS)
 
 
 def partition(
-    images: Labelled, spec: str | Partitioner, clients: int, seed: int, val_fraction: float = 0.2
+    images: Images, spec: str | Partitioner, clients: int, seed: int, val_fraction: float = 0.2
 ) -> list[ClientIndices]:
     """Distribute a data set over clients: one `ClientIndices` a client, the same for the same arguments.
 
@@ -247,7 +226,7 @@ def known_groups(clients: list[ClientIndices]) -> np.ndarray | None:
 
 
 def save_partition(
-    path: str | Path, clients: list[ClientIndices], images: Labelled | None = None, **made: object
+    path: str | Path, clients: list[ClientIndices], images: Images | None = None, **made: object
 ) -> None:
     """Write index arrays `train/0`, `val/0`, `test/0`, `train/1`, ... to an `.npz` file, or lists to a `.json`, atomically.
 
@@ -279,7 +258,7 @@ def save_partition(
 
 
 def load_partition(
-    spec: str, clients: int | None = None, images: Labelled | None = None
+    spec: str, clients: int | None = None, images: Images | None = None
 ) -> list[ClientIndices]:
     """Read the clients of a file that `save_partition` wrote: `clients.npz`, or `clients.npz#DIGEST` for a content.
 
@@ -343,7 +322,7 @@ def load_partition(
         raise InputError(f"{path} holds no partition that can be used: {error}") from error
 
 
-def checked(clients: Collection[ClientIndices], images: Labelled | None) -> list[ClientIndices]:
+def checked(clients: Collection[ClientIndices], images: Images | None) -> list[ClientIndices]:
     """The clients with their indices as int64 arrays.
 
     Raises:
@@ -384,7 +363,7 @@ def _whole(array: np.ndarray, below: int) -> bool:
     return array.dtype.kind in "iu" and (not array.size or bool(0 <= array.min() <= array.max() < below))
 
 
-def _indices(i: int, split: str, given: object, images: Labelled | None) -> np.ndarray:
+def _indices(i: int, split: str, given: object, images: Images | None) -> np.ndarray:
     """A client's indices of a split as int64 [n]."""
     part = np.asarray(given)
     if part.dtype == bool:
@@ -445,7 +424,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def label_digest(images: Labelled) -> str:
+def label_digest(images: Images) -> str:
     """By which a data set is known again: twelve digits of the SHA-256 of all its labels."""
     labels = np.concatenate([images.train_labels, images.test_labels])
     return _digest(labels.astype("<i8").tobytes())

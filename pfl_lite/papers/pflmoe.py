@@ -18,7 +18,7 @@ from pfl_lite.papers.statement import (
     linked,
     misfits,
     printed_table,
-    says,
+    sentences_of,
     supported,
 )
 
@@ -140,7 +140,6 @@ PFLMOE = tuple(pflmoe(pair, alpha) for pair in MOE_PAIRS for alpha in MOE_ALPHAS
 # ---- what runs decide ------------------------------------------------------------------------------------------
 
 
-TABLES = "pflmoe-tables"
 LOCAL, GLOBAL = "local_test", "global_test"
 GATED = ("pfl_mf", "pfl_mfe")  # as in the paper; the rows as in its code are our addition
 
@@ -154,6 +153,7 @@ ALL = tuple(setting(pair, alpha) for pair in MOE_PAIRS for alpha in MOE_ALPHAS)
 FASHION = tuple(name for name in ALL if "fmnist" in name)
 CIFAR = tuple(name for name in ALL if "cifar10" in name)
 
+BUT = setting("cifar10-lenet", "2")
 LENET = tuple(name for name in ALL if "lenet" in name)
 SCOPES = {"": ("all nine settings", ALL), "-lenet": ("the six settings with LeNet-5", LENET)}
 """A claim about all settings, and the same about those that a processor without a GPU can train."""
@@ -171,73 +171,58 @@ def on_average(better: str, worse: str, names: Sequence[str]) -> Link:
     return Link(terms, measure=LOCAL)
 
 
+def claimed(id: str, text: str, links: Sequence[Link]) -> None:
+    """Register a claim about the two tables."""
+    linked(id, "pflmoe-tables", text, links)
+
+
 for suffix, (where, names) in SCOPES.items():
-    linked(
+    claimed(
         f"E1{suffix}",
-        TABLES,
         f"PFL-MF and PFL-MFE are above PFL-FB in the global test, in {where} (Table II)",
-        [link for name in names for key in GATED for link in ahead(name, key, "pfl_fb", measure=GLOBAL)],
+        [link for key in GATED for link in everywhere(key, "pfl_fb", names, GLOBAL)],
     )
-    linked(
+    claimed(
         f"E2{suffix}",
-        TABLES,
         f"PFL-MF is above FedAvg in the local test, in {where} (Table I)",
         everywhere("pfl_mf", "fedavg", names),
     )
-    linked(
+    claimed(
         f"E4{suffix}",
-        TABLES,
         f"CIFAR-10 in {where}: PFL-MF is below PFL-FB in the local test, but with LeNet-5 and alpha = 2 (Table I)",
         [
-            link
-            for name in names
-            if name in CIFAR
-            for link in (
-                ahead(name, "pfl_mf", "pfl_fb", measure=LOCAL)
-                if name == setting("cifar10-lenet", "2")
-                else ahead(name, "pfl_fb", "pfl_mf", measure=LOCAL)
-            )
+            *everywhere("pfl_fb", "pfl_mf", [name for name in names if name in CIFAR and name != BUT]),
+            *everywhere("pfl_mf", "pfl_fb", [BUT]),
         ],
     )
-    linked(
+    claimed(
         f"E6{suffix}",
-        TABLES,
         f"The gate that reads pixels is not below the one that reads features in the global test, in {where} (Table II)",
         everywhere("pfl_mf", "pfl_mfe", names, GLOBAL),
     )
-    linked(
+    claimed(
         f"E7{suffix}",
-        TABLES,
         f"PFL-MFE has the highest local test of all, averaged over {where} (Table I)",
         [on_average("pfl_mfe", rival, names) for rival in ("local", "fedavg", "pfl_fb", "pfl_mf")],
     )
-    linked(
+    claimed(
         f"E13{suffix}",
-        TABLES,
         f"PFL-MFE is above PFL-FB in the local test, averaged over {where}, even if PFL-FB trains on all images of a client and "
         "not on three quarters (our addition)",
         [on_average("pfl_mfe", "pfl_fb-all", names)],
     )
-linked(
+claimed(
     "E3",
-    TABLES,
     "Fashion-MNIST: PFL-MF is not below PFL-FB, in both tests (Tables I and II)",
-    [
-        link
-        for name in FASHION
-        for test in (LOCAL, GLOBAL)
-        for link in ahead(name, "pfl_mf", "pfl_fb", measure=test)
-    ],
+    [link for test in (LOCAL, GLOBAL) for link in everywhere("pfl_mf", "pfl_fb", FASHION, test)],
 )
-linked(
+claimed(
     "E5",
-    TABLES,
     "CIFAR-10: the gate that reads features (PFL-MFE) is above the one that reads pixels (PFL-MF) in the local test (Table I)",
     everywhere("pfl_mfe", "pfl_mf", CIFAR),
 )
-linked(
+claimed(
     "E8",
-    TABLES,
     "The smaller alpha, the higher Local's local test and the lower FedAvg's global test (Tables I and II)",
     [
         link
@@ -249,9 +234,8 @@ linked(
         )
     ],
 )
-linked(
+claimed(
     "E9",
-    TABLES,
     "CIFAR-10: Local is worse with VGG-16 than with LeNet-5, in both tests (Tables I and II)",
     [
         difference(
@@ -274,15 +258,15 @@ def shrinking(pair: str) -> list[Link]:
     return [*falls, Link(behind[-1], measure=LOCAL)]
 
 
-linked(
+claimed(
     "E10",
-    TABLES,
     "LeNet-5: PFL-FB's lead over FedAvg in the local test shrinks as alpha grows and is gone at alpha = 2 (Table I)",
     [*shrinking("fmnist-lenet"), *shrinking("cifar10-lenet")],
 )
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
 
+says = sentences_of("PFL-MoE")
 
 MIXED = ["PFL-FB", "PFL-MF", "PFL-MFE"]  # the three that personalise FedAvg's model
 
@@ -304,46 +288,38 @@ def across(points: pd.Series) -> str:
     return f"{points.min():+.2f} to {points.max():+.2f} points"
 
 
-@says("PFL-MoE", "V-B", "in all experiments, the accuracy of Local is lower than FedAvg's in both tests")
+@says("V-B", "in all experiments, the accuracy of Local is lower than FedAvg's in both tests")
 def _() -> tuple[str, str]:
     both = pd.concat([lead(table, "Local", "FedAvg") for table in ("I", "II")])
     return supported(both < 0), f"lower in {count(both < 0)}; {across(both)}"
 
 
-@says("PFL-MoE", "V-B", "[Local, CIFAR-10] VGG-16 is significantly lower than the smaller model LeNet-5")
+@says("V-B", "[Local, CIFAR-10] VGG-16 is significantly lower than the smaller model LeNet-5")
 def _() -> tuple[str, str]:
     local = printed_table("PFL-MoE", "I")["Local"]
     points = pd.Series(local.filter(like="VGG").to_numpy() - local.filter(like="CIFAR10, LeNet").to_numpy())
     return supported(points < -1), across(points)
 
 
-@says("PFL-MoE", "V-B", "the smaller the alpha, the worse the performance of FedAvg")
+@says("V-B", "the smaller the alpha, the worse the performance of FedAvg")
 def _() -> tuple[str, str]:
     steps = with_alpha(printed_table("PFL-MoE", "II")["FedAvg"])
     return supported(steps > 0), f"from one alpha to the next larger {across(steps)}"
 
 
-@says("PFL-MoE", "V-B", "as alpha gets smaller, the potential for personalization is growing")
+@says("V-B", "as alpha gets smaller, the potential for personalization is growing")
 def _() -> tuple[str, str]:
     gains = pd.concat([with_alpha(lead("I", name, "FedAvg")) for name in MIXED])
     return supported(gains < 0), f"the gain over FedAvg, from one alpha to the next larger: {across(gains)}"
 
 
-@says(
-    "PFL-MoE",
-    "V-C",
-    "the global test of these three personalization algorithms are higher than that of Local",
-)
+@says("V-C", "the global test of these three personalization algorithms are higher than that of Local")
 def _() -> tuple[str, str]:
     three = pd.concat([lead("II", name, "Local") for name in MIXED])
     return supported(three > 0), f"higher in {count(three > 0)}; {across(three)}"
 
 
-@says(
-    "PFL-MoE",
-    "V-C",
-    "[relatively large alpha] PFL-FB [...] makes the personalized model worse than the global model",
-)
+@says("V-C", "[relatively large alpha] PFL-FB [...] makes the personalized model worse than the global model")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-FB", "FedAvg")
     large = local.filter(like="alpha=2")
@@ -353,26 +329,20 @@ def _() -> tuple[str, str]:
     )
 
 
-@says(
-    "PFL-MoE", "V-C", "[alpha = 0.5] the local tests of the three are 2 % ~ 10 % higher than that of FedAvg"
-)
+@says("V-C", "[alpha = 0.5] the local tests of the three are 2 % ~ 10 % higher than that of FedAvg")
 def _() -> tuple[str, str]:
     three = pd.concat([lead("I", name, "FedAvg") for name in MIXED])
     points = three.filter(like="alpha=0.5")
     return supported(points.round().between(2, 10)), across(points)
 
 
-@says("PFL-MoE", "V-C", "[PFL-MF's] local test accuracy is always higher than FedAvg")
+@says("V-C", "[PFL-MF's] local test accuracy is always higher than FedAvg")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-MF", "FedAvg")
     return supported(local > 0), f"higher in {count(local > 0)}; {across(local)}"
 
 
-@says(
-    "PFL-MoE",
-    "V-C",
-    "[CIFAR-10] PFL-MF is lower than PFL-FB in the local test, except with LeNet-5 and alpha = 2",
-)
+@says("V-C", "[CIFAR-10] PFL-MF is lower than PFL-FB in the local test, except with LeNet-5 and alpha = 2")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-MF", "PFL-FB").filter(like="CIFAR10")
     fits = (local < 0) != (local.index == "CIFAR10, LeNet-5, alpha=2")
@@ -380,9 +350,7 @@ def _() -> tuple[str, str]:
 
 
 @says(
-    "PFL-MoE",
-    "V-C",
-    "the gain of PFL-FB in the local test comes at the cost of a significant drop in the global test",
+    "V-C", "the gain of PFL-FB in the local test comes at the cost of a significant drop in the global test"
 )
 def _() -> tuple[str, str]:
     gain, drop = lead("I", "PFL-FB", "FedAvg"), lead("II", "PFL-FB", "FedAvg")
@@ -392,13 +360,13 @@ def _() -> tuple[str, str]:
     ), f"global test {across(drop)}; no gain, or a drop of less than one point, in {misfits(fits)}"
 
 
-@says("PFL-MoE", "V-C", "[Fashion-MNIST] PFL-MF performs better than PFL-FB on the two tests")
+@says("V-C", "[Fashion-MNIST] PFL-MF performs better than PFL-FB on the two tests")
 def _() -> tuple[str, str]:
     both = pd.concat([lead(table, "PFL-MF", "PFL-FB").filter(like="Fashion") for table in ("I", "II")])
     return supported(both > 0), f"better in {count(both > 0)}; {across(both)}"
 
 
-@says("PFL-MoE", "VI", "PFL-MF performs better than PFL-FB in both local and global test")
+@says("VI", "PFL-MF performs better than PFL-FB in both local and global test")
 def _() -> tuple[str, str]:
     local, whole = lead("I", "PFL-MF", "PFL-FB"), lead("II", "PFL-MF", "PFL-FB")
     return supported(
@@ -406,36 +374,31 @@ def _() -> tuple[str, str]:
     ), f"global test: ahead in {count(whole > 0)}; local test: ahead in {count(local > 0)}"
 
 
-@says(
-    "PFL-MoE",
-    "V-C",
-    "PFL-MF achieves global test accuracy 1 % ~ 8 % higher than that of PFL-FB in all experiments",
-)
+@says("V-C", "PFL-MF achieves global test accuracy 1 % ~ 8 % higher than that of PFL-FB in all experiments")
 def _() -> tuple[str, str]:
     whole = lead("II", "PFL-MF", "PFL-FB")
     return supported(whole.round().between(1, 8)), across(whole)
 
 
-@says("PFL-MoE", "V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3 % ~ 1.7 % higher than that of PFL-MF")
+@says("V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3 % ~ 1.7 % higher than that of PFL-MF")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-MFE", "PFL-MF").filter(like="CIFAR10")
     return supported((local >= 0.295) & (local <= 1.745)), across(local)
 
 
-@says("PFL-MoE", "V-D", "[Fashion-MNIST] PFL-MFE outperforms PFL-MF in local test only when alpha = 0.5")
+@says("V-D", "[Fashion-MNIST] PFL-MFE outperforms PFL-MF in local test only when alpha = 0.5")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-MFE", "PFL-MF").filter(like="Fashion")
     return supported((local > 0) == local.index.str.endswith("=0.5")), across(local)
 
 
-@says("PFL-MoE", "V-D", "[Fashion-MNIST] both are 0.05 % ~ 0.5 % higher than PFL-FB in local test")
+@says("V-D", "[Fashion-MNIST] both are 0.05 % ~ 0.5 % higher than PFL-FB in local test")
 def _() -> tuple[str, str]:
     both = pd.concat([lead("I", name, "PFL-FB").filter(like="Fashion") for name in ("PFL-MF", "PFL-MFE")])
     return supported(both.between(0.045, 0.545)), across(both)
 
 
 @says(
-    "PFL-MoE",
     "V-D",
     "[CIFAR-10] the global test of PFL-MFE is slightly lower than that of PFL-MF, it is still higher than that of PFL-FB",
 )
@@ -450,7 +413,6 @@ def _() -> tuple[str, str]:
 
 
 @says(
-    "PFL-MoE",
     "V-D",
     "in all experiments, overall, PFL-MFE achieves the best average local test accuracy among three personalization algorithms",
 )
@@ -463,7 +425,7 @@ def _() -> tuple[str, str]:
     )
 
 
-@says("PFL-MoE", "I", "the same or even better local test accuracy than PFL-FB")
+@says("I", "the same or even better local test accuracy than PFL-FB")
 def _() -> tuple[str, str]:
     three = printed_table("PFL-MoE", "I")
     fits = three[["PFL-MF", "PFL-MFE"]].max(axis=1) >= three["PFL-FB"]
@@ -472,7 +434,7 @@ def _() -> tuple[str, str]:
     ), f"the better of the two is ahead or equal in {count(fits)}; not in {misfits(fits)}"
 
 
-@says("PFL-MoE", "caption of Table II", "[FedAvg's global test] is exactly the average local test")
+@says("caption of Table II", "[FedAvg's global test] is exactly the average local test")
 def _() -> tuple[str, str]:
     local, whole = printed_table("PFL-MoE", "I")["FedAvg"], printed_table("PFL-MoE", "II")["FedAvg"]
     same = local == whole

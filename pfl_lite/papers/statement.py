@@ -114,13 +114,16 @@ def claim(
     return register
 
 
-def says(paper: str, where: str, text: str) -> Callable[[Callable[[], tuple[str, str]]], None]:
-    """Register the function below as the test of a sentence; it returns (supported, what the numbers say)."""
+def sentences_of(paper: str) -> Callable[[str, str], Callable[[Callable[[], tuple[str, str]]], None]]:
+    """`says(where, text)` for one paper: register the function below as the test of a sentence.
 
-    def register(test: Callable[[], tuple[str, str]]) -> None:
-        STATEMENTS.append(Statement(text, test, paper, where))
+    That function returns (supported, what the numbers say).
+    """
 
-    return register
+    def says(where: str, text: str) -> Callable[[Callable[[], tuple[str, str]]], None]:
+        return lambda test: STATEMENTS.append(Statement(text, test, paper, where))
+
+    return says
 
 
 def per_client(runs: Sequence[Run], part: str = "final") -> Array:

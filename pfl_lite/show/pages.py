@@ -335,18 +335,9 @@ def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
                 floats = (
                     sum(e[way] for e in run["rounds"]) / sampled / 1e3 for way in ("floats_down", "floats_up")
                 )
+                head = name, arm.label, run["seed"], run["rounds"][-1]["round"]
                 scored = accuracy(run, next(iter(experiment.measures)))
-                rows.append(
-                    (
-                        name,
-                        arm.label,
-                        run["seed"],
-                        run["rounds"][-1]["round"],
-                        *floats,
-                        *spent / (1e6, 3600),
-                        scored,
-                    )
-                )
+                rows.append((*head, *floats, *spent / (1e6, 3600), scored))
     kinds = ["thousand floats down a round", "thousand floats up a round", "million images", "core hours"]
     return pd.DataFrame(rows, columns=["experiment", "method", "seed", "rounds", *kinds, "accuracy (%)"])
 

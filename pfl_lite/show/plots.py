@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from io import BytesIO
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,6 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from pfl_lite.data.federation import Federation
 from pfl_lite.errors import InputError
 from pfl_lite.models.modular import decisions, in_use
 
@@ -153,15 +154,8 @@ def label(method: str) -> str:
     return METHOD_LABELS.get(method.replace("-", "_"), method)
 
 
-@runtime_checkable
-class Counted(Protocol):
-    """Anything that counts images by client and class; `pfl_lite.data.federation.Federation` is one."""
-
-    def class_counts(self, split: str = "train") -> ArrayLike: ...
-
-
 def plot_partition(
-    federation: Counted | ArrayLike,
+    federation: Federation | ArrayLike,
     *,
     split: str = "train",
     classes: Sequence[str] | None = None,
@@ -172,7 +166,7 @@ def plot_partition(
     `federation` is a Federation or an array of counts [clients, classes]; a bubble's area is proportional to its number of
     images. Raises InputError for another shape.
     """
-    counts = np.asarray(federation.class_counts(split) if isinstance(federation, Counted) else federation)
+    counts = np.asarray(federation.class_counts(split) if isinstance(federation, Federation) else federation)
     if counts.ndim != 2 or counts.size == 0 or counts.min() < 0 or counts.max() == 0:
         raise InputError("a partition's picture needs counts [clients, classes] with at least one image")
     if classes is None and (card := getattr(federation, "card", None)) is not None:
