@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -22,6 +23,7 @@ from pfl_lite.data.partition import SPLITS, ClientIndices, load_partition, parti
 from pfl_lite.errors import InputError
 
 DIGITS = load("digits")
+SAMPLES = Path(__file__).parent / "samples"
 
 
 def clients(spec: str = "dirichlet:0.4") -> list[ClientIndices]:
@@ -120,16 +122,143 @@ def test_anybody_s_torch_datasets_are_a_federation() -> None:
         assert torch.equal(before.test_images[before.test[i]], after.test_images[after.test[i]])
     with pytest.raises(InputError, match="client 0 has no training images"):
         Federation.from_torch([{"test": mine[0]["test"]}], DIGITS.card)
+    with pytest.raises(InputError, match="at least one client"):
+        Federation.from_torch([], DIGITS.card)
+    larger = TensorDataset(torch.zeros(2, 1, 9, 9), torch.zeros(2))
+    with pytest.raises(InputError, match="images of several sizes"):
+        Federation.from_torch([mine[0], {"train": larger}], DIGITS.card)
 
 
 def test_fl_bench_and_fedscale_give_the_same_clients_back(tmp_path: Path) -> None:
-    exchange.write_fl_bench(tmp_path / "partition.json", DIGITS, clients())
-    assert same(exchange.read_fl_bench(tmp_path / "partition.json", DIGITS), clients())
+    for name in ("partition.json", "partition.pkl"):
+        exchange.write_fl_bench(tmp_path / name, DIGITS, clients())
+        assert same(exchange.read_fl_bench(tmp_path / name, DIGITS, pickled=True), clients())
+    with pytest.raises(InputError, match="can carry programs"):
+        exchange.read_fl_bench(tmp_path / "partition.pkl", DIGITS)
     pool = json.loads((tmp_path / "partition.json").read_text())["data_indices"]
     every = sorted(i for row in pool for split in SPLITS for i in row[split])
     assert every == list(range(len(DIGITS.train_labels) + len(DIGITS.test_labels)))
     exchange.write_fedscale(tmp_path, DIGITS, clients())
     assert same(exchange.read_fedscale(tmp_path, DIGITS), clients())
+
+
+def test_a_file_that_fl_bench_wrote_is_read() -> None:
+    """Written by FL-bench's own generate_data.py (commit 06e658b) for the labels of the digits, with its own counts beside it."""
+    file, pool = SAMPLES / "fl_bench.pkl", DIGITS.merge()
+    stats = json.loads((SAMPLES / "fl_bench.json").read_text())
+    found = exchange.read_fl_bench(file, pool, pickled=True)
+    for i, client in enumerate(found):
+        rows = np.concatenate([client.train, client.val, client.test])
+        labels, counts = np.unique(pool.train_labels[rows], return_counts=True)
+        assert dict(zip(labels.astype(str), counts.tolist(), strict=True)) == stats[str(i)]["y"]
+        assert len(client.test) == int(0.2 * len(rows)) and len(client.val) == int(0.1 * len(rows))
+    assert len(found) == 4
+    with pytest.raises(InputError, match=r"one pool: read it with images\.merge\(\)"):
+        exchange.read_fl_bench(file, DIGITS, pickled=True)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_pickled_arrays_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
+    rows = [{split: getattr(one, split) for split in SPLITS} for one in clients()]
+    for row in rows:
+        row["test"] = row["test"] + len(DIGITS.train_labels)
+    (tmp_path / "partition.pkl").write_bytes(pickle.dumps({"data_indices": rows}, protocol))
+    assert same(exchange.read_fl_bench(tmp_path / "partition.pkl", DIGITS, pickled=True), clients())
+
+
+def test_a_program_in_fl_bench_s_pickle_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "partition.pkl").write_bytes(pickle.dumps({"data_indices": Harm()}))
+    with pytest.raises(InputError, match="it wants"):
+        exchange.read_fl_bench(tmp_path / "partition.pkl", DIGITS, pickled=True)
+    assert not (tmp_path / "harmed").exists()
+
+
+def fedscale_s_own(path: Path) -> list[list[int]]:
+    """The clients of a table as FedScale has them: row k is sample k, and clients are numbered as they appear."""
+    found: dict[str, list[int]] = {}
+    for k, row in enumerate(path.read_text().splitlines()[1:]):
+        found.setdefault(row.split(",")[0], []).append(k)
+    return list(found.values())
+
+
+def test_fedscale_takes_our_table_for_the_same_clients(tmp_path: Path) -> None:
+    whole = partition(DIGITS, "dirichlet:0.4", 4, 0, val_fraction=0)
+    exchange.write_fedscale(tmp_path, DIGITS, whole)
+    for split in ("train", "test"):
+        mine = [getattr(one, split).tolist() for one in whole]
+        assert sorted(fedscale_s_own(tmp_path / f"{split}.csv")) == sorted(mine)
+
+
+def test_a_table_with_paths_of_its_own_is_read_row_by_row(tmp_path: Path) -> None:
+    whole = partition(DIGITS, "dirichlet:0.4", 4, 0, val_fraction=0)
+    for split in ("train", "test"):
+        labels = getattr(DIGITS, f"{split}_labels")
+        owner = {row: i for i, one in enumerate(whole) for row in getattr(one, split).tolist()}
+        lines = ["client_id,sample_path,label_name,label_id"]
+        lines += [
+            f"f{owner[k]}_26,raw_data/hsf_0/u{k}.png,{labels[k]:c},{labels[k]}" for k in range(len(labels))
+        ]
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    order = list(
+        dict.fromkeys(int(line[1]) for line in (tmp_path / "train.csv").read_text().splitlines()[1:])
+    )
+    assert same(exchange.read_fedscale(tmp_path, DIGITS), [whole[i] for i in order])
+    table = (tmp_path / "train.csv").read_text()
+    (tmp_path / "train.csv").write_text(table.rstrip("\n").rpartition("\n")[0])
+    with pytest.raises(InputError, match="a row with its label for each of the 1438 images"):
+        exchange.read_fedscale(tmp_path, DIGITS)
+
+
+@pytest.mark.parametrize("spec", ["dirichlet:0.4", "concept:2"])
+def test_a_plain_file_for_each_client_gives_the_same_federation(spec: str, tmp_path: Path) -> None:
+    exchange.write_clients(tmp_path, DIGITS, clients(spec))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"client-{i}.npz" for i in range(4)]
+    same_federation(Federation.build(*exchange.read_clients(tmp_path, DIGITS.card)), spec)
+    (tmp_path / "client-2.npz").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"can be read at .*client-2\.npz"):
+        exchange.read_clients(tmp_path, DIGITS.card)
+
+
+def same_federation(found: Federation, spec: str) -> None:
+    before = Federation.build(DIGITS, clients(spec))
+    for i in range(4):
+        for split in SPLITS:
+            whole = "test_" if split == "test" else ""
+            old, new = getattr(before, split)[i], getattr(found, split)[i]
+            for part in ("images", "labels"):
+                mine, theirs = getattr(before, whole + part)[old], getattr(found, whole + part)[new]
+                assert torch.equal(mine, theirs)
+
+
+def test_flwr_datasets_folders_give_the_same_federation(tmp_path: Path) -> None:
+    library = pytest.importorskip("datasets", reason="the library datasets is not installed")
+    exchange.write_flwr_datasets(tmp_path, DIGITS, clients("concept:2"))
+    found = exchange.read_flwr_datasets(tmp_path, DIGITS.card)
+    same_federation(Federation.build(*found), "concept:2")
+    whole = library.load_from_disk(str(tmp_path / "partition_1"))[
+        "train"
+    ]  # as flwr-datasets-creator saves it
+    whole.save_to_disk(str(tmp_path / "one" / "partition_0"))
+    _, (one,) = exchange.read_flwr_datasets(tmp_path / "one", DIGITS.card)
+    assert len(one.train) == len(whole) and not len(one.test)
+    named = library.Dataset.from_dict({"image": [{"path": "/etc/passwd", "bytes": None}], "label": [0]})
+    named.cast_column("image", library.Image()).cast_column(
+        "image", library.Image(decode=False)
+    ).save_to_disk(str(tmp_path / "named" / "partition_0"))
+    for folder, says in (("named", "only named|cannot identify"), ("nothing", "partition_0 is no data set")):
+        with pytest.raises(InputError, match=says):
+            exchange.read_flwr_datasets(tmp_path / folder, DIGITS.card)
+    with pytest.raises(InputError, match="labels 'fine_label'"):
+        exchange.read_flwr_datasets(tmp_path, DIGITS.card, label="fine_label")
+
+
+def test_without_the_library_flwr_datasets_folders_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match="pip install datasets"):
+        exchange.read_flwr_datasets(tmp_path, DIGITS.card)
 
 
 def test_pfllib_gives_the_same_images_and_labels_back(tmp_path: Path) -> None:

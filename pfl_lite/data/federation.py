@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from pfl_lite.data import partition as partitions
+from pfl_lite.data.exchange import pooled
 from pfl_lite.data.images import Card, Images, load
 from pfl_lite.data.partition import ClientIndices, heterogeneity, known_groups
 from pfl_lite.data.recipes import Partitioner
@@ -106,26 +107,17 @@ class Federation:
         An item is an image [C, H, H] of pixels in [0, 1], which are kept as bytes, and a label. `how` is as of `build`. Raises
         InputError for a client without training images, and as `Images` does.
         """
-        found: dict[str, list[tuple[np.ndarray, int]]] = {"train": [], "test": []}
-        indices = []
-        for i, client in enumerate(clients):
+        found = []
+        for client in clients:
             mine = {}
-            for split in partitions.SPLITS:
-                pool, data = found["test" if split == "test" else "train"], client.get(split, ())
-                first = len(pool)
-                for image, label in (data[j] for j in range(len(data))):  # type: ignore[arg-type]
-                    pixels = torch.as_tensor(image).mul(255).round().clamp(0, 255).byte().movedim(0, -1)
-                    pool.append((pixels.squeeze(-1).numpy(), int(label)))
-                mine[split] = np.arange(first, len(pool))
-            if not len(mine["train"]):
-                raise InputError(f"client {i} has no training images: leave it out of the federation")
-            indices.append(ClientIndices(mine["train"], mine["val"], mine["test"]))
-        arrays = []
-        for pool in found.values():
-            shape = found["train"][0][0].shape
-            arrays += [np.stack([x for x, _ in pool]) if pool else np.empty((0, *shape), np.uint8)]
-            arrays += [np.array([y for _, y in pool], np.int64)]
-        return cls.build(Images(card.name, arrays[0], arrays[1], arrays[2], arrays[3], card), indices, **how)
+            for split, data in client.items():
+                items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
+                pixels = [torch.as_tensor(x).mul(255).round().clamp(0, 255).byte() for x, _ in items]
+                images = [x.movedim(0, -1).squeeze(-1).numpy() for x in pixels]
+                labels = np.array([int(y) for _, y in items], np.int64)
+                mine[split] = (np.stack(images) if items else np.empty(0, np.uint8), labels)
+            found.append(mine)
+        return cls.build(*pooled(found, card), **how)
 
     def __len__(self) -> int:
         return len(self.train)

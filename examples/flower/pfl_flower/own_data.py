@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from pfl_lite.config import DTYPES, RunConfig
+from pfl_lite.data import exchange
 from pfl_lite.data import images as data
 from pfl_lite.data.federation import Federation
-from pfl_lite.data.partition import SPLITS, ClientIndices, label_digest, partition
+from pfl_lite.data.partition import ClientIndices, partition
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_npz, write_npz
 from pfl_lite.models import NETWORKS
 
-Arrays = dict[str, np.ndarray]
 EMPTY = np.empty(0, dtype=np.int64)
 
 
@@ -28,46 +27,29 @@ def _dealt(
     return images, partition(images, spec, clients, seed, val_fraction)
 
 
-def of_client(config: RunConfig, client: int) -> Arrays:
-    """One client's images (uint8) and labels, as it sees them, of each split, from a data set that this machine has whole.
-
-    `of` is the digest of all clients' labels, by which peers know that they were dealt the same cards.
-    """
-    images, clients = _dealt(
+def dealt(config: RunConfig) -> tuple[data.Images, list[ClientIndices]]:
+    """The data set of a run, and who holds what of it."""
+    return _dealt(
         config.data, config.partition, config.clients, config.seed, config.val_fraction, config.split
     )
-    mine, found = clients[client], {"of": np.array(label_digest(images))}
-    for split in SPLITS:
-        where, whole = getattr(mine, split), "test" if split == "test" else "train"
-        labels = getattr(images, f"{whole}_labels")[where]
-        found[f"{split}_images"] = getattr(images, f"{whole}_images")[where]
-        found[f"{split}_labels"] = labels if mine.relabel is None else mine.relabel[labels]
-    return found
+
+
+def of_client(config: RunConfig, client: int, files: str = "") -> exchange.Arrays:
+    """One client's arrays, from its own file, or from a data set that this machine has whole."""
+    if files:
+        return exchange.read_client(Path(files) / f"client-{client}.npz")
+    images, clients = dealt(config)
+    return exchange.arrays_of(images, clients[client])
 
 
 def write_clients(config: RunConfig, folder: Path) -> None:
     """Write `client-0.npz`, ... : what each client's machine gets, and nothing of the others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for i in range(config.clients):
-        write_npz(folder / f"client-{i}.npz", of_client(config, i))
-
-
-def read_client(folder: str, client: int) -> Arrays:
-    """The file of one client; raises InputError for one that is missing or something else."""
-    path = Path(folder) / f"client-{client}.npz"
-    wanted = {f"{split}_{part}" for split in SPLITS for part in ("images", "labels")} | {"of"}
-    try:
-        arrays = read_npz(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"client {client} has no file of images that can be read at {path}") from error
-    if arrays.keys() != wanted:
-        raise InputError(f"{path} must hold the arrays {', '.join(sorted(wanted))}")
-    return arrays
+    exchange.write_clients(folder, *dealt(config))
 
 
 def digest(config: RunConfig, client: int, files: str = "") -> str:
     """The digest of the labels that this client's images were dealt from."""
-    return str((read_client(files, client) if files else of_client(config, client))["of"])
+    return str(of_client(config, client, files)["of"])
 
 
 def federation(config: RunConfig, client: int | None, files: str = "") -> Federation:
@@ -83,7 +65,7 @@ def federation(config: RunConfig, client: int | None, files: str = "") -> Federa
             [torch.empty(0, dtype=torch.int64)] * config.clients,
         )
         return Federation(config.data, card, nothing, none, nothing, none, nowhere, nowhere, nowhere)
-    mine = read_client(files, client) if files else of_client(config, client)
+    mine = of_client(config, client, files)
     one = data.Images(
         config.data,
         *(np.concatenate([mine[f"train_{part}"], mine[f"val_{part}"]]) for part in ("images", "labels")),
