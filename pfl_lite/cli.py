@@ -347,6 +347,32 @@ def partition(
         typer.echo(f"wrote {plot}")
 
 
+@app.command()
+def convert(
+    folder: Path = typer.Argument(
+        ..., exists=True, file_okay=False, help="PFLlib's, with train/ and test/ in it"
+    ),
+    out: Path = typer.Argument(
+        ..., parser=lambda text: file_name(text.rstrip("/")), metavar="OUT", help="a new folder"
+    ),
+) -> None:
+    """Turn PFLlib's folder, whose arrays are pickled, into plain files client-0.npz, ...
+
+    Example: `pfl-lite convert PFLlib/dataset/MNIST mnist-clients`
+
+    A pickle can carry a program; none is run, and a file that holds more than arrays is refused.
+    `read_clients` of `pfl_lite.data.exchange` reads what is written, and so do the nodes of `examples/flower`.
+    """
+    from pfl_lite.data.exchange import read_pfllib, write_clients
+
+    if os.path.lexists(out):
+        raise InputError(f"{out} is there already: name a new folder")
+    tell(f"{folder} holds pickles, which can carry programs: their arrays are read, and no program is run")
+    images, clients = read_pfllib(folder, pickled=True)
+    write_clients(out, images, clients)
+    typer.echo(f"wrote {len(clients)} clients with {len(images.card.classes)} classes to {out}")
+
+
 def parse_settings(pairs: list[str]) -> dict[str, str]:
     """`["mu=0.1", "ft_epochs=5"]` as a dict; raises InputError for anything without a name and a value."""
     settings: dict[str, str] = {}
@@ -373,7 +399,7 @@ def run(
     ),
     out: Path | None = file_option(".json with every round and the clients' final numbers"),
     save: Path | None = file_option(
-        ".npz with initial/, global/, personal/ (as scored last) and state/ arrays"
+        ".npz or .safetensors with initial/, global/, personal/ (as scored last) and state/ arrays"
     ),
     checkpoint: Path | None = file_option(
         "continue from this file, and keep it up to date after every round"
@@ -391,7 +417,11 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    outputs = {"out": (out, (".json",)), "save": (save, (".npz",)), "checkpoint": (checkpoint, ())}
+    outputs = {
+        "out": (out, (".json",)),
+        "save": (save, (".npz", ".safetensors")),
+        "checkpoint": (checkpoint, ()),
+    }
     check_outputs(force, settings["data"], settings["partition"], **outputs)
     options, own = typed(context, settings), parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
@@ -405,10 +435,13 @@ def run(
 
     from pfl_lite.config import make_config
     from pfl_lite.engine.processes import over_processes
+    from pfl_lite.engine.report import safetensors_for
     from pfl_lite.engine.simulation import Simulation
     from pfl_lite.files import write_json
     from pfl_lite.show.text import render_opening, render_report
 
+    if save is not None:
+        safetensors_for(save)
     if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
         torch.set_num_threads(1)  # small networks are faster so
     with warnings.catch_warnings(record=True) as advice:

@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from pfl_lite.cli import app, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
+from pfl_lite.data import exchange
 from pfl_lite.data.images import load
-from pfl_lite.engine.report import load_model
+from pfl_lite.data.partition import partition
+from pfl_lite.engine.report import load_model, read_models
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, explain
 from pfl_lite.models import make_network
@@ -126,10 +129,76 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert all(len(final[name]) == 8 for name in ("test_accuracy", "test_loss", "train_size", "test_size"))
     assert last["tuned_accuracy"] == pytest.approx(np.mean(final["test_accuracy"]))
     assert report["images_per_second"] > 0 and {"torch", "pfl_lite"} <= report["versions"].keys()
-    module = load_model(
-        save, make_network("small_cnn", 1, 8, 10, dtype=__import__("torch").float64), client=0
-    )
+    module = load_model(save, make_network("small_cnn", 1, 8, 10, dtype=torch.float64), client=0)
     assert sum(p.numel() for p in module.parameters()) == 3_658
+
+
+def test_models_saved_as_safetensors_are_those_of_the_npz(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("models.npz", "models.safetensors"):
+        assert call("run", "apfl", *EIGHT, "--save", tmp_path / name).exit_code == 0
+    one, other = (read_models(tmp_path / name) for name in ("models.npz", "models.safetensors"))
+    assert one.keys() == other.keys() and {"personal/conv1.weight", "state/alpha", "method"} <= one.keys()
+    assert all(np.array_equal(one[k], other[k]) and one[k].dtype == other[k].dtype for k in one)
+    network = make_network("small_cnn", 1, 8, 10, dtype=torch.float64)
+    loaded = [load_model(tmp_path / name, network, client=3) for name in ("models.npz", "models.safetensors")]
+    weights = zip(*(module.parameters() for module in loaded), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in weights)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    result = call("run", "apfl", *EIGHT, "--save", tmp_path / "another.safetensors")
+    assert result.exit_code == 2 and "pip install safetensors" in result.output
+    assert not (tmp_path / "another.safetensors").exists()
+
+
+def header(**tensors: Any) -> bytes:
+    text = json.dumps({"__metadata__": {"method": '{"name": "fedavg"}'}} | tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+FOUR = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8 + b"{}",
+        (2**40).to_bytes(8, "little") + b"{}",
+        header(a=FOUR),
+        header(a=FOUR, b=FOUR) + b"\0" * 4,
+        header(a=FOUR | {"data_offsets": [0, 2**60]}) + b"\0" * 4,
+        header(a=FOUR | {"data_offsets": [4, 0]}) + b"\0" * 4,
+        header(a=FOUR | {"shape": [2**62, 4]}) + b"\0" * 4,
+        header(a=FOUR | {"dtype": "C99"}) + b"\0" * 4,
+        header(a=FOUR | {"dtype": "I64"}) + b"\0" * 4,
+        header(a=FOUR) + b"\0" * 8,
+        (2).to_bytes(8, "little") + b"{}",
+        (99_999).to_bytes(8, "little") + b"[" * 99_999,
+    ],
+)
+def test_tensors_that_cannot_be_are_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "models.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"models\.safetensors holds no trained models"):
+        load_model(tmp_path / "models.safetensors", make_network("linear", 1, 8, 10))
+
+
+def test_a_folder_of_pickles_is_converted_when_told_and_with_a_warning(tmp_path: Path) -> None:
+    images = load("digits")
+    exchange.write_pfllib(tmp_path / "theirs", images, partition(images, "dirichlet:0.4", 3, 0))
+    result = call("convert", tmp_path / "theirs", tmp_path / "mine")
+    assert result.exit_code == 0 and "wrote 3 clients with 10 classes" in result.output
+    assert "theirs holds pickles, which can carry programs" in result.stderr
+    plain = exchange.read_clients(tmp_path / "mine", images.card)
+    pickled = exchange.read_pfllib(tmp_path / "theirs", images.card, pickled=True)
+    assert np.array_equal(plain[0].train_images, pickled[0].train_images)
+    assert [one.train.tolist() for one in plain[1]] == [one.train.tolist() for one in pickled[1]]
+    again = call("convert", tmp_path / "theirs", tmp_path / "mine")
+    assert again.exit_code == 2 and "is there already" in again.output
+    (tmp_path / "theirs" / "train" / "1.npz").write_bytes(b"PK")
+    broken = call("convert", tmp_path / "theirs", tmp_path / "other")
+    assert broken.exit_code == 2 and "is no file of PFLlib's" in broken.output
+    assert not (tmp_path / "other").exists()
 
 
 def test_means_are_over_the_clients_that_are_in_them_and_newcomers_have_their_own(tmp_path: Path) -> None:
@@ -368,7 +437,7 @@ def test_lists(command: str) -> None:
         (["run", "fedavg", "--participation", "0"], "participation must be in (0, 1]"),
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
-        (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz"),
+        (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz or .safetensors"),
         (["run", "fedavg", "--out", "run.npz"], "run.npz must end in .json"),
         (
             ["run", "fedavg", "--out", "x.json", "--checkpoint", "./x.json"],

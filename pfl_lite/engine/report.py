@@ -1,4 +1,4 @@
-"""What a run leaves behind: its report for a JSON file, its models in one .npz, and what they were made with."""
+"""What a run leaves behind: its report for a JSON file, its models in one file, and what they were made with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfl_lite import __version__
 from pfl_lite.config import METHOD
 from pfl_lite.engine.history import History
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_npz, write_npz
+from pfl_lite.files import read_npz, regular, write_bytes, write_npz
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.base import unpack
 from pfl_lite.models import Network, Params
@@ -39,13 +39,45 @@ def final_scores(history: History, model: str) -> dict[str, Any] | None:
     } | entry.get("whole_test", {}).get(model, {})
 
 
+def safetensors_for(path: Path) -> Any:
+    """The library that a path ending in .safetensors needs, else None; raises InputError where it is not installed."""
+    if path.suffix.lower() != ".safetensors":
+        return None
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs the library safetensors, which is not installed: pip install safetensors"
+        ) from error
+    return safetensors
+
+
 def write_models(path: Path, method: dict[str, Any], groups: dict[str, Params]) -> None:
-    """Write models without pickle: groups of arrays in one .npz, and the method with its settings."""
-    arrays: dict[str, Any] = {"method": np.array(json.dumps(method))}
-    arrays |= {
+    """Write models without pickle: groups of arrays in one .npz or .safetensors, and the method with its settings."""
+    arrays: dict[str, Any] = {
         f"{group}/{name}": t.cpu().numpy() for group, params in groups.items() for name, t in params.items()
     }
-    write_npz(path, arrays)
+    if library := safetensors_for(path):
+        write_bytes(path, library.numpy.save(arrays, {"method": json.dumps(method)}))
+    else:
+        write_npz(path, {"method": np.array(json.dumps(method))} | arrays)
+
+
+def read_models(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of such a file, the method as text among them; raises OSError or ValueError for another file."""
+    library = safetensors_for(path)
+    if library is None:
+        return read_npz(path)
+    try:
+        with library.safe_open(str(regular(path)), framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            return arrays | {"method": np.array(file.metadata()["method"])}
+    except OSError:
+        raise
+    except (
+        Exception
+    ) as error:  # a header that cannot be, no metadata, a kind of number that NumPy does not know
+        raise ValueError("it is damaged, or no file of tensors") from error
 
 
 def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
@@ -55,7 +87,7 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
         InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
     try:
-        stored = read_npz(Path(path))
+        stored = read_models(Path(path))
         own = json.loads(str(stored["method"]))
         name = own["name"]
         if fault := METHOD(own):

@@ -306,7 +306,7 @@ class Simulation(Rounds):
         return plain(report | ({"final_before_ft": final_scores(self.history, "personal")} if tuned else {}))
 
     def save_models(self, path: Path) -> None:
-        """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/` arrays in one .npz."""
+        """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/`, as .npz or .safetensors."""
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
         write_models(path, self.config.as_dict()["method"], groups)
