@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
+from pfl_lite.papers.pfedmb import SCAN, fewer_on_cifar100
 from pfl_lite.papers.pflmoe import ALL
 from pfl_lite.papers.statement import ONE_SEED, Link, ahead, claims_by_name, estimate, per_client, widening
 from pfl_lite.papers.statistics import ranks
@@ -69,24 +71,56 @@ def levels(**by_arm: Any) -> Callable[[str, str], Any]:
     return lambda name, arm: by_arm.get(arm, by_arm.get("rest"))
 
 
-def test_a_link_is_paired_inside_an_experiment_and_independent_between_two() -> None:
+def test_a_link_is_paired_over_clients_and_independent_between_experiments_with_others() -> None:
     rough = np.tile([20.0, -20.0], CLIENTS // 2)
     runs = {
         "a": {
             "x": [make_run("pfedmb-table1", "local", 52 + rough)],
             "y": [make_run("pfedmb-table1", "local", 50 + rough)],
         },
-        "b": {"x": [make_run("pfedmb-table1", "local", 51 + rough, clients=CLIENTS)]},
+        "b": {"x": [make_run("pfedmb-table1", "local", 51 + rough)]},
+        "c": {"x": [make_run("pfedmb-table1", "local", 51 + np.tile(rough, 2), clients=2 * CLIENTS)]},
     }
     same = Link({("a", "x"): 1.0, ("a", "y"): -1.0}).value(runs)
     assert same[0] == pytest.approx(2) and same[1] == pytest.approx(0, abs=1e-9)
-    between = Link({("a", "x"): 1.0, ("b", "x"): -1.0}).value(runs)
-    one = estimate(100 * np.array([runs["a"]["x"][0]["final"]["test_accuracy"]]))
-    assert between[0] == pytest.approx(1) and between[1] == pytest.approx(np.sqrt(2) * one[1], rel=0.05)
+    dealt_alike = Link({("a", "x"): 1.0, ("b", "x"): -1.0}).value(runs)
+    assert dealt_alike[0] == pytest.approx(1) and dealt_alike[1] == pytest.approx(0, abs=1e-9)
+    between = Link({("a", "x"): 1.0, ("c", "x"): -1.0}).value(runs)
+    one, other = (
+        estimate(100 * np.array([runs[name]["x"][0]["final"]["test_accuracy"]])).se for name in "ac"
+    )
+    assert between[0] == pytest.approx(1) and between[1] == pytest.approx(np.hypot(one, other), rel=0.05)
     here, there = "pfedmb-table1", "pfedmb-table2-random2-15"
-    assert str(ahead(here, "pfedmb", "local")[0]) == "pFedMB (eq. 5) - Local"
+    assert str(ahead(here, "pfedmb", "local")[0]) == f"pFedMB (eq. 5) - Local in {here}"
     assert str(Link({(here, "local"): 1.0, (there, "local"): -1.0})) == f"{here}: Local - {there}: Local"
-    assert str(Link({(here, "local"): -1.0, (here, "fedavg"): 1.0})) == "FedAvg - Local"
+    assert str(Link({(here, "local"): -1.0, (here, "fedavg"): 1.0})) == f"FedAvg - Local in {here}"
+
+
+def test_a_mean_over_settings_with_the_same_clients_seldom_errs_and_has_a_short_name() -> None:
+    names = ALL[:6]
+    mean = Link(
+        {(name, arm): sign / 6 for name in names for arm, sign in (("pfl_mfe", 1), ("pfl_fb", -1))},
+        measure="local_test",
+    )
+    assert (
+        str(mean) == "PFL-MFE (features), as in the paper - PFL-FB on 3/4 of the images, mean of 6 settings"
+    )
+
+    def excluded(i: int) -> bool:
+        random = np.random.default_rng(i)
+        hard = random.normal(size=40)  # what a client's class shares do in every setting
+        runs = {
+            name: {
+                "pfl_mfe": [make_run(name, "pfl_mfe", 50 + hard + random.normal(size=40), clients=40)],
+                "pfl_fb": [make_run(name, "pfl_fb", 50, clients=40)],
+            }
+            for name in names
+        }
+        one = mean.value(runs)
+        low, high = one._replace(se=one.se / widening(40)).interval  # there is no effect of a seed here
+        return not low < 0 < high
+
+    assert np.mean([excluded(i) for i in range(200)]) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
 
 def test_a_client_without_test_images_is_left_out_of_a_link() -> None:
@@ -259,6 +293,20 @@ def test_b12_goes_by_validation_images(tmp_path: Any, best10: str, best100: str,
             ledger.write(make_run(str(where), str(key), 50, val_accuracy=val))  # equal on test images
     (result,) = [one for one in claims("pfedmb-table3", ledger) if one.id == "B12"]
     assert result.verdict == expected
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(3.0, "undecided"), (3.0 * widening(50), "held")])
+def test_b12_counts_what_one_seed_may_do_to_all_clients(lead: float, expected: str) -> None:
+    """A lead in standard errors of a difference over clients, of more branches here and of fewer there."""
+    random = np.random.default_rng(0)
+    runs = {}
+    for name, best in (("pfedmb-fig5", "b10"), ("pfedmb-table3-cifar100-50", "b2")):
+        noise = stats.zscore(random.normal(size=(len(SCAN), 50)), axis=1)
+        runs[name] = {
+            key: [{"final": {"val_accuracy": (row + lead * np.sqrt(2 / 50) * (key == best)).tolist()}}]
+            for key, row in zip(SCAN, noise, strict=True)
+        }
+    assert fewer_on_cifar100(runs).verdict == expected
 
 
 def test_fedmn_s_claims(verdict: Callable[..., ClaimResult]) -> None:

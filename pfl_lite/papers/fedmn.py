@@ -617,20 +617,29 @@ linked(
     "M9",
     "fedmn-groups",
     ("works", "warm"),
-    "A temperature that falls from 1 to 0.1 leaves fewer gates between 0.1 and 0.9 than one that stays (our experiment)",
+    "A temperature that falls from 1 to 0.1 leaves fewer gates between 0.1 and 0.9 than one that stays (our experiment, "
+    "nearly by construction)",
 )
 def annealing_hardens(runs: Runs) -> ClaimResult:
-    """Expected share of undecided gates at the last round, constant temperature minus falling, by seed."""
+    """Expected share of undecided gates at the last round, constant temperature minus falling, by seed.
 
-    def undecided(run: Run) -> float:
-        tau, logits = run["config"]["method"]["tau_end"], last_logits(run)
+    A lower temperature leaves fewer with any logits; the note says how many it would with those of the constant one.
+    """
+
+    def undecided(run: Run, tau: float) -> float:
+        logits = last_logits(run)
         low, high = (1 / (1 + np.exp(logits - sign * tau * np.log(9))) for sign in (-1, 1))
-        return float((high - low).mean())  # v lies there while the noise lies between two of its quantiles
+        return 100 * float(
+            (high - low).mean()
+        )  # v lies there while the noise lies between two of its quantiles
 
-    fewer = [
-        undecided(warm) - undecided(falls) for warm, falls in zip(runs["warm"], runs["works"], strict=True)
-    ]
-    return outcome("undecided gates, points fewer", two_way(100 * np.array(fewer)[:, None]))
+    fewer, alone = [], []
+    for warm, falls in zip(runs["warm"], runs["works"], strict=True):
+        high, low = (run["config"]["method"]["tau_end"] for run in (warm, falls))
+        fewer.append(undecided(warm, high) - undecided(falls, low))
+        alone.append(undecided(warm, high) - undecided(warm, low))
+    note = f"{np.mean(alone):.1f} of them with the logits of the constant temperature, so by construction"
+    return outcome("undecided gates, points fewer", two_way(np.array(fewer)[:, None]), note)
 
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
