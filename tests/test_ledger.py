@@ -234,13 +234,6 @@ def test_frame_and_curves_are_tidy(ledger):
     assert ledger.frame("nothing").empty and ledger.curves("nothing").empty
 
 
-def test_budgets_say_what_every_arm_was_given(ledger):
-    for run in (make_run(), make_run(seed=1, rounds=3), make_run("local", epochs=2), make_search(0.1, 0.2)):
-        ledger.write(run)
-    assert ledger.budgets("toy").values.tolist() == [["fedavg", 2, 2, 5, 2], ["local", 1, 2, 2, 0]]
-    assert ledger.budgets("nothing").empty
-
-
 def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PFL_LITE_RESULTS", str(tmp_path))
     assert default_folder() == tmp_path == Ledger().folder

@@ -135,7 +135,13 @@ class Worker:
 
 
 class ProcessExecutor:
-    """Worker processes of this machine, each with one run at a time: where one dies, no other run is touched."""
+    """Worker processes of this machine, each with one run at a time: where one dies, no other run is touched.
+
+    Dask's own cluster of one machine (`LocalCluster`) starts as fast and survives a killed worker as well. But an interrupt gives
+    a round in hand four seconds before it is killed, one that comes while the cluster starts shows a traceback, and its ports
+    take code from every account of the machine, while a pipe has two ends. A pool of concurrent.futures fails as a whole when
+    one of its processes dies.
+    """
 
     patience = 3  # deaths of its worker at one and the same round after which a run is given up
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -338,15 +338,3 @@ class Ledger:
         ]
         columns = [name for name in FRAME_COLUMNS if name != "client"]
         return pd.DataFrame(rows, columns=columns).astype({"value": float})
-
-    def budgets(self, experiment: str, seeds: Sequence[int] | None = None) -> pd.DataFrame:
-        """What every arm was given: seeds (all, or these alone), rounds (fewest), local epochs and searched candidates."""
-        tried = {search["arm"]: len(search["candidates"]) for search in self.searches(experiment)}
-        rows = [
-            (run["arm"], run["seed"], run["rounds"][-1]["round"], run["config"].get("epochs"))
-            for run in self.read(experiment)
-            if seeds is None or run["seed"] in seeds
-        ]
-        runs = pd.DataFrame(rows, columns=["arm", "seeds", "rounds", "epochs"])
-        given = runs.groupby("arm").agg({"seeds": "count", "rounds": "min", "epochs": "min"})
-        return given.assign(candidates=[tried.get(arm, 0) for arm in given.index]).reset_index()

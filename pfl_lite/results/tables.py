@@ -166,20 +166,23 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
     """What the arms did not get in equal measure (seeds, rounds, epochs, searched settings), in words."""
-    labels = {arm.key: arm.label for arm in experiment.arms}
-    given = ledger.budgets(experiment.name, experiment.seeds)
-    given = given[given["arm"].isin(list(labels))].copy()
+    runs = [run for run in ledger.read(experiment.name) if run["seed"] in experiment.seeds]
     tried = {one["arm"]: one["candidates"] for one in ledger.searches(experiment.name)}
-    given["candidates"] = [
-        sum(experiment.scored(experiment.arm(arm), one) for one in tried.get(arm, [])) for arm in given["arm"]
+    given = {}
+    for arm in sorted(experiment.arms, key=lambda arm: arm.key):
+        if own := [run for run in runs if run["arm"] == arm.key]:
+            given[arm.label] = {
+                "seeds": len(own),
+                "rounds": min(run["rounds"][-1]["round"] for run in own),
+                "local epochs": min(run["config"]["epochs"] for run in own),
+                "searched settings": sum(experiment.scored(arm, one) for one in tried.get(arm.key, [])),
+            }
+    frame = pd.DataFrame(given).T  # [arms, what]
+    return [
+        f"Unequal {what}: {', '.join(f'{label} {number}' for label, number in some.items())}."
+        for what, some in frame.items()
+        if some.nunique() > 1
     ]
-    said = []
-    names = {"epochs": "local epochs", "candidates": "searched settings"}
-    for key in ("seeds", "rounds", "epochs", "candidates"):
-        if given[key].nunique() > 1:
-            each = [f"{labels[arm]} {number}" for arm, number in zip(given["arm"], given[key], strict=True)]
-            said.append(f"Unequal {names.get(key, key)}: {', '.join(each)}.")
-    return said
 
 
 LEAST_ROWS = 3  # with both numbers, below which an order says nothing
