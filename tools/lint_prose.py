@@ -19,7 +19,13 @@ PAGES = (
     "book/*.ipynb", "book/*.md", "book/_instructor/*", "book/figures/*.svg", "tools/slides/*.yml",
     "*.md", "benchmarks/*.md", "examples/*/*.md", "data/*.md",
 )  # fmt: skip
-CODE = ("pfl_lite/**/*.py", "examples/**/*.py", "tools/cards.py", "tools/playgrounds.py")
+CODE = (
+    "pfl_lite/**/*.py",
+    "examples/*/*.py",
+    "examples/*/pfl_*/*.py",
+    "tools/cards.py",
+    "tools/playgrounds.py",
+)
 # What stands between fences is code, but for these directives.
 FENCED = re.compile(r"^(`{3,})(?:\{([a-z-]+)\})?(.*?)^\1(?=\s|\Z)", re.DOTALL | re.MULTILINE)
 TEXT = {"exercise-start", "admonition", "figure", "glossary", "table"}
