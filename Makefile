@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Progress bars are for people; in stored outputs they would differ from run to run.
 QUIET := TQDM_DISABLE=1
 
-.PHONY: help book test check site pdf map sheet course slides figures quizzes mutations fuzz kill lab lint format chapters reference colab environment clean distclean lock package
+.PHONY: help book test check site pdf map sheet course slides playground figures quizzes mutations fuzz kill lab lint format chapters reference colab environment clean distclean lock package
 
 help: ## show this list
 	@printf '\n  \033[1mPersonalized federated learning, by running it\033[0m\n\n'
@@ -44,6 +44,9 @@ course: environment ## the teacher's files: student and instructor notebooks, gr
 
 slides: environment ## the slides of all units, for any browser, without a network (_build/slides)
 	@$(PY) tools/chapter_slides.py $(NAMES)
+
+playground: environment ## the playgrounds as a folder for any page host, or for a browser alone (_build/playground)
+	@$(PY) tools/playgrounds.py
 
 figures: environment ## all figures as SVG and PNG in one zip, drawn again from the pages' cells (_build/pfl-figures.zip)
 	@$(PY) tools/figures_zip.py $(NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import re
 import shutil
 import subprocess
 from html import unescape
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from playgrounds import PER_CLASS, PLAYGROUNDS, STATIC, digits, playground
+from bs4 import BeautifulSoup
+from playgrounds import PER_CLASS, PLAYGROUNDS, STATIC, digits, playground, write_folder
 
 from pfl_lite.data.images import load
 from pfl_lite.errors import InputError
@@ -309,6 +311,30 @@ def test_a_playground_is_whole_and_small(kind: str) -> None:
     assert all(office.name in page for office in OFFICES) and PLAYGROUNDS[kind] in page
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
     assert len(page) < 110_000 and page.count("</script>") == 2
+
+
+def test_the_folder_of_playgrounds_needs_nothing_outside_itself(tmp_path: Path) -> None:
+    write_folder(tmp_path / "site")
+    files = {path.name for path in (tmp_path / "site").iterdir()}
+    assert files == {"index.html", *(f"{kind}.html" for kind in PLAYGROUNDS)}
+    for name in files:
+        text = (tmp_path / "site" / name).read_text(encoding="utf-8")
+        page = BeautifulSoup(text, "html.parser")
+        named = {tag.get(key) for tag in page.find_all(True) for key in ("src", "href") if tag.get(key)}
+        assert named == (files - {name} if name == "index.html" else set())
+        assert not re.search(
+            r"url\((?!['\"]?data:)|@import|\bfetch\(|XMLHttpRequest|importScripts|import\(", text
+        )
+        assert "//" not in re.sub(r"http://www\.w3\.org|(?m:(?<![\w:])// .*$)|[A-Za-z0-9+/=]{60,}", "", text)
+    (tmp_path / "moved").mkdir()  # a folder that holds nothing else, opened as file://
+    for name in files:
+        shutil.move(tmp_path / "site" / name, tmp_path / "moved" / name)
+    if CHROMIUM:
+        address = (tmp_path / "moved" / "server.html").as_uri()
+        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", address]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        widget = BeautifulSoup(shown, "html.parser").select_one(".pfl-play")
+        assert widget is not None and widget.find("button") and "needs JavaScript" not in widget.text
 
 
 def test_a_page_that_names_a_playground_gets_it_whole() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 from chapter_text import LAB, Chapter, Writer, exercises, function, pieces, questions
 from nbconvert.filters.markdown import markdown2html
-from playgrounds import PLAYGROUNDS, playground
+from playgrounds import PLAYGROUNDS, standing_alone
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
@@ -38,8 +38,6 @@ PAGE = """<!doctype html>
   center: false, plugins: [RevealNotes]}});</script>
 </body></html>
 """
-PLAY = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">\n'
-PLAY += "<title>{title}</title></head><body><main><h1>{title}</h1>\n{page}\n</main></body></html>\n"
 
 
 class Slide(NamedTuple):
@@ -226,9 +224,8 @@ def write_shared(folder: Path) -> None:
     shutil.copytree(SLIDES / "vendor", folder / "vendor")
     shutil.copy(SLIDES / "slides.css", folder / "vendor")
     shutil.copytree(ROOT / "book/_extra/_static/vendor/mathjax", folder / "vendor/mathjax")
-    for kind, title in PLAYGROUNDS.items():
-        page = PLAY.format(title=title, page=playground(kind))
-        (folder / f"play-{kind}.html").write_text(page, encoding="utf-8")
+    for kind in PLAYGROUNDS:
+        (folder / f"play-{kind}.html").write_text(standing_alone(kind), encoding="utf-8")
 
 
 def write_slides(chapter: Chapter, writer: Writer, folder: Path) -> None:

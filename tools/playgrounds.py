@@ -1,12 +1,19 @@
-"""Playgrounds that train in the page: plain JavaScript without kernel or network, for a page or the top of a chapter."""
+"""Playgrounds that train in the page: plain JavaScript without kernel or network, for a page or the top of a chapter.
+
+python tools/playgrounds.py    # all of them as a folder for any page host, or for a browser alone: _build/playground
+"""
 
 from __future__ import annotations
 
 import base64
+import re
+import shutil
+from html import escape
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
+from nbconvert.filters import markdown2html
 
 from pfl_lite.data.images import load
 from pfl_lite.errors import unknown
@@ -14,7 +21,15 @@ from pfl_lite.files import script_json
 from pfl_lite.show.offices import OFFICES
 from pfl_lite.show.plots import METHOD_COLOURS
 
-STATIC = Path(__file__).resolve().parent / "static"
+ROOT = Path(__file__).resolve().parent.parent
+STATIC = ROOT / "tools" / "static"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}</style>
+</head><body><main><h1>{title}</h1>
+{page}
+</main></body></html>
+"""
 PLAYGROUNDS: dict[str, str] = {
     "server": "Be the server",
     "federation": "Train a federation here",
@@ -63,3 +78,32 @@ def digits() -> str:
     by_class = np.stack([pixels[labels == c][:PER_CLASS] for c in range(10)], axis=1)  # [hundred, 10, 64]
     levels = np.rint(15 * (by_class / pixels.max())).astype(np.uint8).reshape(-1, 64)
     return base64.b64encode((levels[:, 0::2] << 4 | levels[:, 1::2]).tobytes()).decode()
+
+
+def standing_alone(kind: str) -> str:
+    """A playground as a page of its own, below the words that stand above it in the book."""
+    named = f"```{{playground}} {kind}\n"
+    pages = (path.read_text(encoding="utf-8") for path in (ROOT / "book").glob("*.md"))
+    words = next(page for page in pages if named in page).partition(named)[0]
+    above = markdown2html(re.sub(r"^# .*\n", "", words))
+    return PAGE.format(title=escape(PLAYGROUNDS[kind]), page=f"{above}\n{playground(kind)}")
+
+
+def write_folder(folder: Path) -> None:
+    """Write index.html and a page for each playground into a folder, anew; no page needs a file outside of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for kind in PLAYGROUNDS:
+        (folder / f"{kind}.html").write_text(standing_alone(kind), encoding="utf-8")
+    links = "".join(
+        f'<li><a href="{kind}.html">{escape(title)}</a></li>\n' for kind, title in PLAYGROUNDS.items()
+    )
+    index = PAGE.format(title="Personalized federated learning: playgrounds", page=f"<ul>\n{links}</ul>")
+    (folder / "index.html").write_text(index, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_folder(ROOT / "_build/playground")
+    print(
+        f"{ROOT / '_build/playground/index.html'}: open it in a browser, or put the folder on any page host"
+    )
