@@ -85,6 +85,23 @@ def test_without_chromium_one_sentence_says_so(
 @pytest.mark.skipif(
     shutil.which("chromium") is None, reason="chromium is missing; on Debian: apt-get install chromium"
 )
+def test_an_explorer_prints_its_last_round(tmp_path: Path) -> None:
+    explorer = """<div class="pfl-explorer"><form><input type="range" name="at" min="0" max="4" value="0"></form><div></div></div>
+<script>document.querySelector("form").addEventListener("input", (event) => {
+  document.querySelector("form + div").innerHTML = '<p style="break-after: page">a round</p>'.repeat(event.target.value);
+});</script>"""
+    page, pdf = tmp_path / "print.html", tmp_path / "print.pdf"
+    page.write_text(
+        make_pdf.printable(PAGE.replace("<p>A figure.</p>", explorer), TOC, CONFIG, {}), encoding="utf-8"
+    )
+    make_pdf.print_page(page, pdf, make_pdf.chromium())
+    # A title page, the contents, a page for each chapter, and four that only the explorer's last round fills.
+    assert len(make_pdf.LEAF.findall(pdf.read_bytes())) == 4 + 4
+
+
+@pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="chromium is missing; on Debian: apt-get install chromium"
+)
 def test_a_small_book_is_printed(repository: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "book", tmp_path / "pdf" / "small.pdf"
     source.mkdir()

@@ -23,6 +23,15 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Formulas and explorers have so many milliseconds of the page's own clock, which runs as fast as the machine can.
 PATIENCE = 120_000
 LEAF = re.compile(rb"(\d+) 0 obj\s*<<\s*/Type /Page\b")  # a page of a PDF by Chromium
+# On paper an explorer of recorded rounds cannot be played: it shows the last one, as animations do.
+LAST_ROUNDS = """
+addEventListener("beforeprint", () => {
+  for (const at of document.querySelectorAll('.pfl-explorer [name="at"]')) {
+    at.value = at.max;
+    at.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+});
+"""
 PRINTED_TOO = {"notation", "bibliography"}  # of what is not the course
 
 
@@ -109,6 +118,9 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     style = soup.new_tag("style")
     style.string = (ROOT / "tools" / "print.css").read_text(encoding="utf-8")
     soup.head.append(style)
+    script = soup.new_tag("script")
+    script.string = LAST_ROUNDS
+    soup.head.append(script)
     return str(soup)
 
 

@@ -96,8 +96,8 @@
       parts.push(`<text class="soft" x="${left}" y="14" font-size="${size}">mean accuracy of the offices (%), by round</text>`);
       const ends = now.map(({ name, accuracy }) => ({ name, at: y(mean(accuracy)) })).sort((a, b) => a.at - b.at);
       ends.forEach((one, n) => { one.label = n ? Math.max(one.at, ends[n - 1].label + size + 2) : Math.max(one.at, 24); });
-      const over = Math.max(ends[ends.length - 1].label - (high - 20), 0);
-      ends.forEach((one) => { one.label -= over; });
+      // From the lowest name upwards: none below the line of 0, where the rounds stand, and none moves more than it must.
+      ends.reduceRight((floor, one) => { one.label = Math.min(one.label, floor); return one.label - size - 2; }, y(0) - 5);
       const shade = (name) => lit(methods[name]);
       for (const { name, label, at: end } of ends) {
         const path = curves[name].map(({ accuracy }, t) => `${x(t).toFixed(1)},${y(mean(accuracy)).toFixed(1)}`).join(" ");
