@@ -34,7 +34,7 @@ _ROOMS = {
     "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
     "papers.statement": "paired",
-    "papers.statistics": "agreement",
+    "papers.statistics": "agreement settling",
     "results.tables": "runs_of",
     "results.verdicts": "claims",
     "seeds": "generator",

@@ -16,6 +16,7 @@ from pfl_lite.papers.statistics import (
     holm,
     kendall,
     ranks,
+    settling,
     two_way,
     verdict,
 )
@@ -139,6 +140,25 @@ def test_kendall_is_scipy_s() -> None:
     many = random.integers(5, size=(20, 9)).astype(float)
     wanted = [stats.kendalltau(a, one).statistic for one in many]
     assert kendall(a, many) == pytest.approx(wanted)
+
+
+def test_an_order_settles_when_it_is_planted_and_its_interval_knows_how_well() -> None:
+    order = np.arange(7.0)
+    random = np.random.default_rng(0)
+    planted = np.stack(
+        [-order, 0 * order, order, order]
+    )  # [rounds, methods]: reversed, equal, there, and at the end
+    noise = random.normal(size=(2, 30, 4, 7))
+    tau, (low, high) = settling(planted + 0.1 * noise, draws=200)
+    assert tau[[0, 2, 3]].tolist() == [-1, 1, 1] and abs(tau[1]) < 0.7
+    assert (
+        (low <= tau).all()
+        and (tau <= high).all()
+        and low[3] == high[3] == 1
+        and high[0] < -0.8 < 0.8 < low[2]
+    )
+    _, (low, high) = settling(planted + 40 * noise, draws=200)  # the clients do not tell the order
+    assert low[2] < 0 < high[0]
 
 
 def test_the_interval_of_tau_holds_the_order_that_is_planted_and_none_where_there_is_none() -> None:

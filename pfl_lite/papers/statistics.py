@@ -177,10 +177,20 @@ def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
     return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, len(means))
 
 
+def settling(curves: Array, draws: int = 1000) -> tuple[Array, Array]:
+    """Kendall's tau [rounds] between the order of methods at each round and at the last, with its 95 % interval [2, rounds].
+
+    From scores [seeds, clients, rounds, methods]. Seeds and clients are drawn anew, the same ones for both orders: the interval
+    says how far these runs know the tau. At the last round it is 1 by definition.
+    """
+    means = np.concatenate([np.nanmean(curves, axis=(0, 1))[None], resampled(curves, draws)])
+    taus = kendall(means[:, -1:], means)  # [1 + draws, rounds]
+    return taus[0], np.quantile(taus[1:], [ONE_SIDED, 1 - ONE_SIDED], axis=0)
+
+
 def kendall(a: Array, b: Array) -> Array:
-    """Kendall's tau-b of one order [n] with others [..., n]: 1 for the same order, -1 for the reverse; ties count for neither."""
-    upper = np.triu_indices(len(a), 1)
-    x = np.sign(a[:, None] - a[None, :])[upper]
-    y = np.sign(b[..., :, None] - b[..., None, :])[..., upper[0], upper[1]]
-    scale = np.sqrt(np.count_nonzero(x) * np.count_nonzero(y, axis=-1))
+    """Kendall's tau-b of orders [..., n] with others [..., n]: 1 if they are the same, -1 if reversed; ties count for neither."""
+    upper = np.triu_indices(a.shape[-1], 1)
+    x, y = (np.sign(one[..., :, None] - one[..., None, :])[..., upper[0], upper[1]] for one in (a, b))
+    scale = np.sqrt(np.count_nonzero(x, axis=-1) * np.count_nonzero(y, axis=-1))
     return np.asarray((x * y).sum(-1) / np.maximum(scale, 1))
