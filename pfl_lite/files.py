@@ -68,9 +68,8 @@ def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
             if all(isinstance(array, np.ndarray) for array in arrays.values()):
                 return arrays
             raise ValueError("other files than arrays")
-        except (
-            Exception
-        ) as error:  # a broken archive fails in many ways: zip, zlib, header, a shape too large
+        except Exception as error:
+            # a broken archive fails in many ways: zip, zlib, header, a shape too large
             raise ValueError("it is damaged, or no file of arrays") from error
 
 
@@ -122,12 +121,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
             yield temporary
             umask = os.umask(0)
             os.umask(umask)
-            temporary.chmod(
-                0o666 & ~umask
-            )  # mkstemp makes private files; a shared folder wants ordinary ones
-            os.fsync(
-                handle
-            )  # the content before the name: a crash of the machine leaves the old file or the new one
+            # mkstemp makes private files; a shared folder wants ordinary ones
+            temporary.chmod(0o666 & ~umask)
+            # the content before the name: a crash of the machine leaves the old file or the new one
+            os.fsync(handle)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -170,6 +167,5 @@ def write_json(path: Path, content: Mapping[str, Any], **layout: Any) -> None:
 
 def script_json(record: object) -> str:
     """A record as JSON inside a page's <script>: no text in it can be taken for the page's own."""
-    return json.dumps(record, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )  # others than ASCII are escaped already
+    # others than ASCII are escaped already
+    return json.dumps(record, separators=(",", ":")).replace("<", "\\u003c")

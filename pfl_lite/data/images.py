@@ -492,9 +492,8 @@ def _sample(images: Images, name: str, fraction: float) -> Images:
     """A part of the images drawn at random, in their order; a smaller part is contained in a larger one."""
     rng = generator(0, "part of a data set")
     n_train, n_test = images.card.train_size, images.card.test_size
-    wanted = math.floor(
-        fraction * (n_train + n_test) + 1e-6
-    )  # FedEM's int(s_frac * n), whatever floats make of it
+    # FedEM's int(s_frac * n), whatever floats make of it
+    wanted = math.floor(fraction * (n_train + n_test) + 1e-6)
     wanted_test = math.floor(fraction * n_test + 1e-6)
     drawn = []
     for split, n, some in (("train", n_train, wanted - wanted_test), ("test", n_test, wanted_test)):

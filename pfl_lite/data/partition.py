@@ -32,9 +32,8 @@ ENDINGS = (".npz", ".json")
 SPLITS = ("train", "val", "test")
 _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of its clients
 _COUNTS = schema.each(schema.count)
-LISTS = schema.each(
-    schema.fields(dict.fromkeys(SPLITS, _COUNTS), rest=lambda _: _COUNTS)
-)  # a client's indices, as JSON has them
+# a client's indices, as JSON has them
+LISTS = schema.each(schema.fields(dict.fromkeys(SPLITS, _COUNTS), rest=lambda _: _COUNTS))
 _LISTED = schema.fields({"clients": LISTS}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text})
 
 

@@ -68,9 +68,8 @@ class Forked(Loop):
         dealt = shares(ids, sizes, self.workers)
         # this process neither has to be forked nor to hand anything over: the longest share is its own
         first, *others = sorted(dealt, key=lambda share: -sum(sizes[i] for i in share))
-        loop = partial(
-            super().stacked, function, server, clients
-        )  # tensors of their own, no views of larger ones
+        # tensors of their own, no views of larger ones
+        loop = partial(super().stacked, function, server, clients)
 
         def found(share: list[int]) -> tuple[tuple[Params, ...], int]:
             works: list[LocalWork] = []

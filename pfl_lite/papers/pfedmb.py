@@ -519,9 +519,8 @@ def pairs_differ(runs: Runs) -> ClaimResult:
 
 def by_chance(used: Sequence[int], pairs: int, branches: int) -> tuple[float, float]:
     """How likely pairs that choose branches at random use so many different ones or more, so many or fewer, in all seeds."""
-    one = np.eye(1, pairs + 1)[
-        0
-    ]  # how likely so many different branches are in one seed, before the first pair
+    # how likely so many different branches are in one seed, before the first pair
+    one = np.eye(1, pairs + 1)[0]
     count = np.arange(pairs + 1)
     for _ in range(pairs):
         one = one * count / branches + np.concatenate([[0.0], (one * (branches - count) / branches)[:-1]])

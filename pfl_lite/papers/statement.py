@@ -265,9 +265,8 @@ class Link:
         parts = []
         for sums in alike.values():
             difference = np.sum(sums, axis=0)
-            difference = difference[
-                :, np.isfinite(difference).all(0)
-            ]  # without clients that have no test images
+            # without clients that have no test images
+            difference = difference[:, np.isfinite(difference).all(0)]
             parts.append(Estimate(float(difference.mean()), np.inf, 1) if alone else estimate(difference))
         return combined(parts)
 

@@ -139,19 +139,16 @@ def best_rank(scores: Array, method: int, draws: int = DRAWS) -> RankTest:
     other, and `p_beaten` says how often shuffled ranks put the best of so many rivals so far ahead.
     """
     placed = ranks(scores)  # [settings, methods]
-    behind = (
-        np.delete(placed, method, 1) - placed[:, [method]]
-    )  # [settings, rivals], above 0 where the method is ahead
+    # [settings, rivals], above 0 where the method is ahead
+    behind = np.delete(placed, method, 1) - placed[:, [method]]
     flips = np.array(list(itertools.product((1, -1), repeat=len(placed))))  # [2^settings, settings]
     p_each = (flips @ behind >= behind.sum(0) - 1e-9).mean(0)
     random = np.random.default_rng(0)
-    shuffled = random.permuted(np.broadcast_to(placed, (draws, *placed.shape)), axis=-1).mean(
-        1
-    )  # [draws, methods]
+    # [draws, methods]
+    shuffled = random.permuted(np.broadcast_to(placed, (draws, *placed.shape)), axis=-1).mean(1)
     lead, chance = (np.delete(x, method, -1).min(-1) - x[..., method] for x in (placed.mean(0), shuffled))
-    p_beaten = (1 + (chance <= lead + 1e-9).sum()) / (
-        1 + draws
-    )  # the observed order is one of the possible ones
+    # the observed order is one of the possible ones
+    p_beaten = (1 + (chance <= lead + 1e-9).sum()) / (1 + draws)
     return RankTest(placed.mean(0), float(lead), float(p_each.max()), float(p_beaten))
 
 

@@ -61,9 +61,8 @@ class Plan:
         tf32: bool = False,
     ) -> None:
         self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
-        self.arms = [
-            arm for arm in arms if arm.run_of is None
-        ]  # the others are trained by another experiment
+        # the others are trained by another experiment
+        self.arms = [arm for arm in arms if arm.run_of is None]
         self.searching = experiment
         while self.searching.searched_in is not None:
             self.searching = get_experiment(self.searching.searched_in, experiment.budget)

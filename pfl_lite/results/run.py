@@ -205,9 +205,8 @@ def run_tasks(
                         if deaths[task.key, at] >= executor.patience:
                             given_up[task.key] = task
                         continue
-                    del (
-                        future
-                    )  # a cluster repeats what is still asked for, should the worker that holds it die now
+                    # a cluster repeats what is still asked for, should the worker that holds it die now
+                    del future
                     if report is None:
                         tqdm.write(f"stopped {task.title}; the next call goes on from its checkpoint")
                         continue

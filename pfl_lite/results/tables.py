@@ -225,9 +225,8 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
             continue
         common = [[run for run in runs[arm.key] if run["seed"] in seeds] for arm in rows]
         try:
-            ours = np.stack(
-                [per_client_measure(some, measure) for some in common], -1
-            )  # [seeds, clients, rows]
+            # [seeds, clients, rows]
+            ours = np.stack([per_client_measure(some, measure) for some in common], -1)
         except (NotTestable, ValueError):  # kept no clients, or unlike numbers of them
             continue
         paper = np.array([papers[arm.key] for arm in rows], dtype=float)
