@@ -559,6 +559,7 @@ def test_the_list_of_hyper_parameters_is_complete() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name"), [(m, n) for m, settings in OFF_DEFAULT.items() for n in settings]
 )
@@ -571,6 +572,7 @@ def test_every_hyper_parameter_changes_the_result(
     assert np.abs(usual_losses(method, **common) - losses).max() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name"), [(m, n) for m, settings in OFF_DEFAULT.items() for n in settings]
 )
