@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
 import sys
 from collections import Counter
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "flowe
 from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
-from pfl_flower import client_app, many, own_data, server_app, shared, tiny  # noqa: E402
+from pfl_flower import client_app, many, own_data, secure_sum, server_app, shared, tiny  # noqa: E402
 
 from pfl_lite.engine.simulation import Simulation  # noqa: E402
 from pfl_lite.errors import InputError  # noqa: E402
@@ -215,6 +217,59 @@ def test_a_client_without_its_file_takes_no_part(tmp_path: Path) -> None:
     run = config | {"files": str(tmp_path)}
     strategy = server_app.Methodical(shared.part(run), InProcess(run), timeout=0.1)
     assert sorted(strategy.nodes) == [0, 1]
+
+
+# ---- secure aggregation ---------------------------------------------------------------------------------------------
+
+
+class Secure(InProcess):
+    """Nodes of `secure_sum`; of each reply, what the server could read is kept."""
+
+    def __init__(self, config: dict[str, Any], lost: set[int]) -> None:
+        super().__init__(config)
+        self.lost, self.tensors, self.masked = lost, 0, []
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node - 100 in self.lost and "fitins.parameters" in message.content.array_records:
+                replies.append(Message(Error(code=0, reason="lost"), reply_to=message))
+                continue
+            reply = secure_sum.app(copy.deepcopy(message), self.contexts[node])
+            self.tensors += sum(len(record) for record in reply.content.array_records.values())
+            for record in reply.content.config_records.values():
+                self.masked += [np.load(io.BytesIO(one)) for one in record.get("masked_params", [])]
+            replies.append(reply)
+        return replies[::-1]
+
+
+Secure.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize("lost", [set(), {2}])
+def test_secure_aggregation_gives_the_simulation_s_mean_and_no_upload(lost: set[int]) -> None:
+    config = settings("fedavg", participation=1.0)
+    grid, run, sim = Secure(config, lost), shared.part(config), Simulation(shared.part(config).config)
+    sim.sample = lambda number: torch.tensor([i for i in range(4) if i not in lost])  # type: ignore[method-assign]
+    sim.run(progress=False)
+    nodes = {i: 100 + i for i in range(4)}
+    server = secure_sum.train_securely(run, grid, nodes, int(sim.federation.train_sizes.max()))
+    for name, weights in sim.server.items():
+        assert (server[name] - weights).abs().max() < 2e-5 < (run.server[name] - weights).abs().max()
+    assert grid.tensors == 0 and len(grid.masked) == 3 * (4 - len(lost)) * (1 + len(run.server))
+    numbers = np.concatenate([array.ravel() for array in grid.masked])
+    assert abs(numbers.mean() / 2**31 - 1) < 0.05, (
+        "masked numbers spread over the whole range, uploads would not"
+    )
+
+
+def test_a_method_that_compares_clients_is_not_summed_securely() -> None:
+    run = shared.part(settings("fedamp"))
+    with pytest.raises(InputError, match="reveals a weighted mean alone"):
+        secure_sum.train_securely(run, InProcess(settings("fedamp")), {}, 1)
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------

@@ -51,7 +51,9 @@ class FedFomo(Newcomers):
             "affinity": like.new_zeros(clients, clients, dtype=torch.float64),
             "candidates": torch.full((clients, min(self.models, clients) - 1), -1, device=like.device),
         }  # -1: no client
-        return server, pack("own", own) | pack("before", own) | {"weights": like.new_zeros(clients, clients)}
+        return server, pack("own", own) | pack("before", own) | stack(
+            {"weights": like.new_zeros(clients)}, clients
+        )
 
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
