@@ -148,12 +148,13 @@ def test_a_round_goes_on_without_a_client_that_fails() -> None:
     assert all(torch.equal(alone.server[name], alone.run.server[name]) for name in alone.server)
 
 
-def test_a_second_answer_of_a_client_does_not_count() -> None:
+def test_a_second_answer_of_a_client_does_not_count(log: pytest.LogCaptureFixture) -> None:
     config = settings("fedavg")
     grid = InProcess(config)
     grid.twice = True
     (strategy, _), sim = federated(config, grid), simulated(config)
     assert all(torch.equal(strategy.server[name], sim.server[name]) for name in sim.server)
+    assert "answered twice, the first answer counts" in said(log)
 
 
 def test_a_node_with_other_settings_takes_no_part() -> None:
@@ -301,13 +302,47 @@ def test_a_node_with_other_data_than_its_peers_is_left_out(
     assert "client 3 has images of other data (another) than its peers" in said(log)
 
 
-def test_a_node_with_another_torch_is_left_out(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "versions", ["pfl_lite 0.1.0, torch 1.0", f"pfl_lite 9.9, torch {torch.__version__}"]
+)
+def test_a_node_with_another_torch_or_pfl_lite_is_left_out(
+    versions: str, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings("fedavg", participation=1.0)
-    monkeypatch.setattr(client_app, "VERSIONS", "pfl_lite 0.1.0, torch 1.0")
+    monkeypatch.setattr(client_app, "VERSIONS", versions)
     strategy = server_app.Methodical(shared.part(config), InProcess(config), timeout=0.1)
-    assert not strategy.nodes and "client 0 runs pfl_lite 0.1.0, torch 1.0, the server" in said(log)
+    assert not strategy.nodes and f"client 0 runs {versions}, the server {shared.VERSIONS}" in said(log)
+
+
+def test_a_node_whose_state_on_disk_is_damaged_does_not_start_anew(
+    log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    config = settings("ditto", participation=1.0) | {"state-folder": str(tmp_path)}
+    strategy, grid = federated(config)
+    file = next(tmp_path.rglob("client-1.pt"))
+    file.write_bytes(damaged := file.read_bytes()[:-100])
+    grid.contexts[101].state = RecordDict()
+    replies = grid.send_and_receive(strategy.configure_train(4, shared.packed({}), None, grid))  # type: ignore[arg-type]
+    strategy.aggregate_train(4, replies)
+    assert strategy.history[-1]["missing"] == [1] and file.read_bytes() == damaged
+    assert "client-1.pt is damaged" in said(log)
+
+
+@pytest.mark.parametrize("harm", ["pickle", "label", "name"])
+def test_a_client_s_file_that_could_do_harm_is_refused(harm: str, tmp_path: Path) -> None:
+    config = settings("fedavg")
+    own_data.write_clients(shared.part(config).config, tmp_path)
+    with np.load(tmp_path / "client-3.npz") as arrays:
+        changed = dict(arrays)
+    if harm == "pickle":
+        changed["train_labels"] = changed["train_labels"].astype(object)
+    elif harm == "label":
+        changed["train_labels"] = changed["train_labels"] + 10
+    else:
+        changed["../train_labels"] = changed.pop("train_labels")
+    np.savez(tmp_path / "client-3.npz", **changed)
+    with pytest.raises(InputError):
+        shared.part(config | {"files": str(tmp_path)}, 3)
 
 
 def test_an_unknown_method_ends_the_run_before_it_starts() -> None:

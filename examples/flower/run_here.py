@@ -216,12 +216,28 @@ class Here:
         return {name: one | {"server": servers[name]} for name, one in found.items()}
 
 
+def started_by(pid: int) -> set[int]:
+    """The process groups of a process and of all that it has started: Flower gives its own, and Ray's, groups of their own."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True
+    )
+    rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    family = {pid}
+    while more := {one for one, parent, _ in rows if parent in family} - family:
+        family |= more
+    return {group for one, _, group in rows if one in family} | {pid}
+
+
 def stop(process: subprocess.Popen[bytes], with_signal: int = signal.SIGTERM) -> None:
-    """End a program and what it started; kill it where it does not listen."""
-    for one in (with_signal, signal.SIGKILL):
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, one)
-            process.wait(15)
+    """End a program and all that it has started; kill what does not listen."""
+    groups = started_by(process.pid) if process.poll() is None else {process.pid}
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, with_signal)
+        process.wait(15)
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    process.wait()
 
 
 @contextmanager

@@ -52,7 +52,12 @@ class Node:
         if self.key in self.context.state.array_records:
             return unpacked(self.context.state.array_records[self.key])
         if self.file is not None and self.file.exists():
-            return dict(torch.load(self.file, weights_only=True))
+            try:
+                return dict(torch.load(self.file, weights_only=True))
+            except Exception as error:  # zip, pickle and torch each have their own words for it
+                raise ValueError(
+                    f"{self.file} is damaged: delete it, and client {self.id} starts anew, or bring back a copy"
+                ) from error
         return None
 
     def keep(self, own: dict[str, Tensor]) -> None:
