@@ -174,7 +174,7 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
             given[arm.label] = {
                 "seeds": len(own),
                 "rounds": min(run["rounds"][-1]["round"] for run in own),
-                "local epochs": min(run["config"]["epochs"] for run in own),
+                "local epochs": min(flat(run["config"])["epochs"] for run in own),
                 "searched settings": sum(experiment.scored(arm, one) for one in tried.get(arm.key, [])),
             }
     frame = pd.DataFrame(given).T  # [arms, what]

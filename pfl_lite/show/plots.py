@@ -25,7 +25,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from pfl_lite.data.federation import Federation
 from pfl_lite.errors import InputError
 from pfl_lite.models.modular import decisions, in_use
 
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
+
+    from pfl_lite.data.federation import Federation
 
 # Okabe and Ito's palette for the methods met first, the others chosen far from them and from each other, also
 # for readers with red-green blindness (a test simulates it). So many colours cannot all be safe: markers
@@ -166,7 +167,8 @@ def plot_partition(
     `federation` is a Federation or an array of counts [clients, classes]; a bubble's area is proportional to its number of
     images. Raises InputError for another shape.
     """
-    counts = np.asarray(federation.class_counts(split) if isinstance(federation, Federation) else federation)
+    counted = getattr(federation, "class_counts", None)
+    counts = np.asarray(federation if counted is None else counted(split))
     if counts.ndim != 2 or counts.size == 0 or counts.min() < 0 or counts.max() == 0:
         raise InputError("a partition's picture needs counts [clients, classes] with at least one image")
     if classes is None and (card := getattr(federation, "card", None)) is not None:
