@@ -347,8 +347,25 @@ def test_other_images_are_not_pfllib_s(change: Any, says: str, tmp_path: Path) -
         exchange.read_pfllib(tmp_path, DIGITS.card, pickled=True)
 
 
-def test_an_empty_table_is_not_fedscale_s(tmp_path: Path) -> None:
+LABEL = int(DIGITS.train_labels[1])
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("", r"train\.csv is no table of FedScale's"),
+        ("client_id\n0\n", r"train\.csv is no table of FedScale's"),
+        ("client_id,sample_path,label_name,label_id\n0,train/1\n", r"train\.csv is no table of FedScale's"),
+        (
+            f"client_id,sample_path,label_id\n0,train/1,{(LABEL + 1) % 10}\n",
+            f"which is {LABEL}: other images",
+        ),
+    ],
+)
+def test_a_table_without_its_columns_or_of_other_images_is_refused(
+    table: str, says: str, tmp_path: Path
+) -> None:
     exchange.write_fedscale(tmp_path, DIGITS, clients())
-    (tmp_path / "train.csv").write_text("")
-    with pytest.raises(InputError, match=r"train\.csv is no table of FedScale's"):
+    (tmp_path / "train.csv").write_text(table)
+    with pytest.raises(InputError, match=says):
         exchange.read_fedscale(tmp_path, DIGITS)

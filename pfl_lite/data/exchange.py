@@ -382,15 +382,23 @@ def read_fedscale(folder: Path, images: Images) -> list[ClientIndices]:
         try:
             with regular(path).open(newline="", encoding="utf-8") as file:
                 table = csv.DictReader(file)
-                if not table.fieldnames:
-                    raise ValueError("no columns")
-                rows = [(row["client_id"], str(row["sample_path"]), row["label_id"]) for row in table]
-        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+                columns = ("client_id", "sample_path", "label_id")
+                if not set(columns) <= set(table.fieldnames or ()):
+                    raise ValueError("other columns")
+                rows = [tuple(row[name] for name in columns) for row in table]
+                if not all(map(all, rows)):
+                    raise ValueError("a row is not whole")
+        except (OSError, ValueError, csv.Error) as error:
             raise InputError(
                 f"{path} is no table of FedScale's with client_id, sample_path and label_id"
             ) from error
         ours = [re.fullmatch(rf"{whole}/(\d{{1,12}})", sample) for _, sample, _ in rows]
         labels = getattr(images, f"{whole}_labels").astype(str).tolist()
+        for (_, sample, label), named in zip(rows, ours, strict=True):
+            if named and int(named[1]) < len(labels) and label != labels[int(named[1])]:
+                raise InputError(
+                    f"{path} gives {sample} the label {label}, which is {labels[int(named[1])]}: other images"
+                )
         if not all(ours) and [label for *_, label in rows] != labels:
             other = next(sample for (_, sample, _), named in zip(rows, ours, strict=True) if not named)
             raise InputError(
