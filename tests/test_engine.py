@@ -214,6 +214,9 @@ def test_tuned_models_of_other_tensors_are_refused(method: str, federation: Any,
         torch.save(good | {"tuned": good["tuned"] | planted}, path)
         with pytest.raises(InputError, match="tuned models are not those of this run's clients"):
             simulation(federation, method, rounds=2, **settings).load(path)
+    torch.save(good | {"tuned": None}, path)  # a finished run would report what it did not score
+    with pytest.raises(InputError, match="tuned models are not those that its last round scored"):
+        simulation(federation, method, rounds=2, **settings).load(path)
 
 
 def test_an_heir_that_tunes_nothing_keeps_no_tuned_models(federation: Any, tmp_path: Path) -> None:

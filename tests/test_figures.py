@@ -117,4 +117,10 @@ def test_wrong_names_are_answered(ledger: Ledger) -> None:
         figure("pflmoe-fig6", ledger)
     with pytest.raises(InputError, match="unknown format"):
         render(figure("pflmoe-fig1", ledger), "html")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\x0b"])
+def test_a_cell_of_markdown_stays_in_its_row(end: str) -> None:
+    frame = pd.DataFrame({"method": [f"one{end}two|three"]})
+    assert render(frame, "markdown").splitlines()[2:] == ["| one two\\|three |"]
     assert set(EXPERIMENTS).isdisjoint(FIGURES)

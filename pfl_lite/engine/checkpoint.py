@@ -119,6 +119,9 @@ def _fault(
     played = [one["round"] for one in content["history"]["rounds"]]
     if played != list(range(content["round"] + 1)) and (played or content["round"]):
         return "its history is of other rounds"
+    scored = any("tuned_loss" in entry for entry in content["history"]["rounds"][-1:])
+    if not heir and scored != (tuned is not None):
+        return "its tuned models are not those that its last round scored"
     return None
 
 

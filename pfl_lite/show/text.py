@@ -35,7 +35,7 @@ def render(frame: pd.DataFrame, format: str = "text", digits: int = 2) -> str:
     title, notes = frame.attrs.get("title", ""), frame.attrs.get("notes", [])
     cells = frame.map(written)
     if format == "markdown":
-        body = _grid(cells.map(lambda cell: cell.replace("|", "\\|")), "github")
+        body = _grid(cells.map(lambda cell: " ".join(cell.splitlines()).replace("|", "\\|")), "github")
         parts = [f"**{title}**" if title else "", body, "\n".join(f"- {note}" for note in notes)]
     else:
         body = _grid(cells, "simple", maxcolwidths=[None] * (frame.shape[1] - 1) + [LAST])
