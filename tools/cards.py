@@ -274,30 +274,49 @@ def svg(method: str) -> str:
 
 
 def poster() -> str:
-    """All cards on one A3 sheet: the map of the methods."""
-    across, gap, top, edge = 6, 26, 230, 60
-    methods = list(CARDS)
-    rows = -(-len(methods) // across)
-    wide, high = 2 * edge + across * (WIDTH + gap) - gap, top + edge + rows * (HEIGHT + gap) - gap
+    """All cards on one A3 sheet, beside a panel that says how to read them: the map of the methods."""
+    across, gap, edge, panel = 5, 26, 60, 770
+    rows = -(-len(CARDS) // across)
+    left, high = edge + panel + gap, 2 * edge + rows * (HEIGHT + gap) - gap
+    wide = left + across * (WIDTH + gap) - gap + edge
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" aria-labelledby="t d" '
-        f'font-family="{FONT}">\n<title id="t">Map of the methods</title>\n<desc id="d">{len(methods)} cards, one per method, in '
-        f"the order of the course.</desc>\n{_patterns()}",
+        f'font-family="{FONT}">\n<title id="t">Map of the methods</title>\n<desc id="d">{len(CARDS)} cards, one per method, in '
+        f"the order of the course, beside a panel that says how to read them.</desc>\n{_patterns()}",
         f'<rect width="{wide}" height="{high}" fill="#ffffff"/>',
-        _text(edge, 116, "Map of the methods", 76, weight=700),
-        _text(
-            edge,
-            178,
-            "Personalized federated learning, by running it: the server above, offices below",
-            36,
-            SOFT,
-        ),
-        f'<g transform="translate({wide - edge - 1370} 82) scale(2.25)">{legend(0)}</g>',
+        f'<g transform="translate({edge} {edge})">',
+        *_panel(),
+        "</g>",
     ]
-    for place, method in enumerate(methods):
-        x, y = edge + place % across * (WIDTH + gap), top + place // across * (HEIGHT + gap)
+    for place, method in enumerate(CARDS):
+        x, y = left + place % across * (WIDTH + gap), edge + place // across * (HEIGHT + gap)
         parts.append(f'<g transform="translate({x} {y})">\n{drawn(method)}\n</g>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _panel() -> Iterator[str]:
+    """How to read the map: what colors, hatching and arrows mean, and the families in their order."""
+    yield _text(0, 84, "Map of", 104, weight=700)
+    yield _text(0, 206, "the methods", 104, weight=700)
+    y = 290.0
+    for line in textwrap.wrap(
+        "Personalized federated learning, by running it. The server stands above, three offices below.", 38
+    ):
+        yield _text(0, y, line, 36, SOFT)
+        y += 48
+    for number, (travels, colour, words) in enumerate(LEGEND):
+        yield f'<g transform="translate(0 {y + 62 * number:g}) scale(2.4)">{_swatch(travels, colour, words)}</g>'
+    y += 62 * len(LEGEND) + 46
+    for line in ("Solid arrow: goes down in a round.", "Dashed arrow: comes back."):
+        yield _text(0, y, line, 34, SOFT)
+        y += 46
+    y += 44
+    for family, methods in families():
+        yield _text(0, y, family, 38, weight=700)
+        for line in textwrap.wrap(", ".join(METHOD_LABELS[method] for method in methods), 36):
+            y += 46
+            yield _text(0, y, line, 36, SOFT)
+        y += 102
 
 
 def key() -> str:
@@ -408,9 +427,14 @@ def _server(card: Card) -> Iterator[str]:
     for number in range(3):
         x = 24 + number * 180 + 76
         start = 280 + (x - 280) * 0.55
-        yield f'<path d="M{start - 8:g} 151 C {start - 8:g} 180, {x - 12} 170, {x - 12} 209" {arrow}/>'
+        # On the right the way up bends above the way down, so that the two do not cross.
+        down, up = ((180, 170), (182, 188)) if number < 2 else ((190, 182), (178, 172))
+        yield f'<path d="M{start - 8:g} 151 C {start - 8:g} {down[0]}, {x - 12} {down[1]}, {x - 12} 209" {arrow}/>'
         yield f'<path d="M{x - 18} 206 l6 10 l6 -10 z" fill="#6b7684"/>'
-        yield f'<path d="M{x + 12} 217 C {x + 12} 182, {start + 8:g} 188, {start + 8:g} 161" {arrow} stroke-dasharray="5 5"/>'
+        yield (
+            f'<path d="M{x + 12} 217 C {x + 12} {up[0]}, {start + 8:g} {up[1]}, {start + 8:g} 161" {arrow} '
+            'stroke-dasharray="5 5"/>'
+        )
         yield f'<path d="M{start + 2:g} 162 l6 -10 l6 10 z" fill="#6b7684"/>'
     yield _text(194, 209, "↓ " + card.down, 15, SOFT, anchor="middle")
     yield _text(366, 209, "↑ " + card.up, 15, SOFT, anchor="middle")
@@ -425,19 +449,24 @@ def _office(card: Card, office: Office, x: float) -> Iterator[str]:
         yield from _box(piece, [office.colour if piece.own else SHARED], x + 10, 252 + 30 * number, 132)
 
 
+LEGEND = (
+    (True, SHARED, "shared, travels"), (False, SHARED, "shared, stays"),
+    (True, SHOWN[0].colour, "own, travels"), (False, SHOWN[0].colour, "own, stays"),
+)  # fmt: skip
+
+
 def legend(y: float) -> str:
-    """What colors and hatching mean."""
-    first = SHOWN[0].colour
-    entries = (
-        (True, SHARED, "shared, travels"), (False, SHARED, "shared, stays"),
-        (True, first, "own, travels"), (False, first, "own, stays"),
-    )  # fmt: skip
-    parts = []
-    for number, (travels, colour, words) in enumerate(entries):
-        fill = f"url(#{_hatch(colour)})" if travels else colour
-        x = number * 152
-        parts.append(
-            f'<rect x="{x}" y="{y}" width="24" height="17" rx="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
-        )
-        parts.append(_text(x + 30, y + 14, words, 14.5, SOFT))
-    return "".join(parts)
+    """What colors and hatching mean, side by side."""
+    return "".join(
+        f'<g transform="translate({number * 152} {y:g})">{_swatch(*entry)}</g>'
+        for number, entry in enumerate(LEGEND)
+    )
+
+
+def _swatch(travels: bool, colour: str, words: str) -> str:
+    """A color or hatching, and what it means."""
+    fill = f"url(#{_hatch(colour)})" if travels else colour
+    return (
+        f'<rect width="24" height="17" rx="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
+        f"{_text(30, 14, words, 14.5, SOFT)}"
+    )

@@ -31,8 +31,10 @@ what is blue is the same for all, and what has an office's color is that office'
 :name: fig-map-of-methods
 :alt: {count} small cards in rows, one per method. Each card is repeated in the glossary, with words for what it shows.
 :class: dark-light
+:figclass: large
 
-All methods on one sheet. What to see: how much of a card is blue, how much has an office's color, and how much is hatched. Open
+All methods on one sheet. What to see: how much of a card is blue, how much has an office's color, and how much is hatched. On a
+phone, swipe; a tap shows the whole sheet. Open
 {{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
 ```
 
