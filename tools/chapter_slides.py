@@ -34,8 +34,19 @@ PAGE = """<!doctype html>
 {slides}
 </div></main>
 <script src="vendor/reveal/reveal.js"></script><script src="vendor/reveal/notes.js"></script>
-<script>Reveal.initialize({{hash: true, slideNumber: "c/t", transition: "none", width: 1280, height: 800, margin: 0.04,
-  center: false, plugins: [RevealNotes]}});</script>
+<script>
+const tall = innerHeight > innerWidth;  // a phone held upright gets narrow slides, not small letters
+Reveal.initialize({{hash: true, slideNumber: "c/t", transition: "none", width: tall ? 720 : 1280, height: tall ? 1280 : 800,
+  margin: 0.06, center: false, plugins: [RevealNotes]}});
+const fit = () => {{  // a formula wider than its slide is set smaller
+  for (const set of document.querySelectorAll('section mjx-container[display="true"]')) {{
+    const wide = set.firstElementChild.offsetWidth, room = set.parentElement.clientWidth;
+    if (wide > room) set.style.setProperty("font-size", `${{1.5 * room / wide}}em`, "important");
+  }}
+}};
+Reveal.on("slidechanged", fit);
+addEventListener("load", () => window.MathJax?.startup?.promise?.then(fit));
+</script>
 </body></html>
 """
 
