@@ -176,7 +176,7 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
 def test_gaps_without_a_run_to_measure_by_name_no_time(ledger: Ledger) -> None:
     assert named("pflmoe-fmnist-lenet-0.9", ledger, "paper")[0] == (
         "pfl-lite reproduce pflmoe-fmnist-lenet-0.9 --methods "
-        "fedavg,pfl_fb,pfl_fb-all,pfl_mf,pfl_mfe,pfl_mf-code,pfl_mfe-code --seeds 0 --budget-name paper"
+        "fedavg,pfl_fb,pfl_fb-all,pfl_mf,pfl_mfe,pfl_mf-code,pfl_mfe-code,pfl_mf-equal --seeds 0 --budget-name paper"
     )
     (first, *_) = missing("pfedmb-table2-dirichlet-15", ledger)
     assert first.seconds is None and first.after.startswith(

@@ -664,7 +664,7 @@ def test_every_hyper_parameter_has_a_line_about_it_and_none_is_kept_by_reference
         ("pfl_moe", {"gate_optimizer": "lion"}, "gate_optimizer must be one of sgd, adam"),
         ("pfl_moe", {"gate_lr": -1}, "gate_lr must be 0 or more"),
         ("pfl_moe", {"gate_decay": -1}, "gate_decay must be 0 or more"),
-        ("pfl_moe", {"gate": "half"}, "gate must be one of learned, global, personal, not 'half'"),
+        ("pfl_moe", {"gate": "half"}, "gate must be one of learned, global, personal, equal, not 'half'"),
         ("pfl_moe", {"gate_experts": "test"}, "gate_experts must be one of eval, train"),
         ("pfl_moe", {"head": "last"}, "unknown setting of pfl_moe 'head'"),
         ("pfl_mf", {"weights": "n"}, "one of size, uniform"),

@@ -112,7 +112,7 @@ def test_fixed_gates() -> None:
     small = METHODS["pfl_moe"](zero(bias=0.2), [ones(3)], [], 1, UNIT, gate_lr=5.0, gate_decay=0.1)
     close(gate_of(small.personal["gate"][0], ones().x), np.zeros(8))
     close(small.personal["expert/fc"], [alike(0.5)])
-    for gate, g in (("global", 1.0), ("personal", 0.0)):
+    for gate, g in (("global", 1.0), ("personal", 0.0), ("equal", 0.5)):
         fixed = METHODS["pfl_moe"](zero(), [ones()], [], 1, UNIT, gate=gate)
         close(gate_of(fixed.personal["gate"][0], ones().x), np.full(8, g))
 
@@ -241,6 +241,7 @@ OF_GATE: list[dict[str, object]] = [
     {"schedule": "sequential", "gate_optimizer": "adam", "gate_decay": 0.0005, "ft_epochs": 3},
     {"gate": "global"},
     {"gate": "personal"},
+    {"gate": "equal"},
     {"ft_epochs": 0},
 ]
 OF_HEAD: list[dict[str, object]] = [
@@ -251,6 +252,7 @@ OF_HEAD: list[dict[str, object]] = [
     {"head": "fc2", "gate_optimizer": "adam", "ft_epochs": 3},
     {"head": "last", "gate": "global"},
     {"head": "last", "gate": "personal"},
+    {"head": "last", "gate": "equal", "mix": "probs"},
 ]
 FLAGS: list[dict[str, object]] = [
     {"lr": 0.03},

@@ -61,7 +61,7 @@ class PFLMoE(FedAvg):
     gate_experts: str = word("eval", "train")
     """How the experts answer while the gate learns, where a network has dropout: as in use (`eval`), or with it (`train`)."""
     gate: str = word("learned", *FIXED_BIAS)
-    """`learned`, or fixed at the `global` model (g = 1: FedAvg) or the `personal` one (g = 0: the tuned expert)."""
+    """`learned`, or fixed: `global` (g = 1: FedAvg), `personal` (g = 0: the tuned expert), `equal` (g = 1/2: their mean)."""
 
     def advise(self, run: RunSettings, sizes: Tensor | None = None) -> str | None:
         if sizes is None:

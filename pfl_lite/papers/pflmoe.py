@@ -67,6 +67,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         arm("pfl_mfe", "pfl_mfe", "PFL-MFE (features), as in the paper", "PFL-MFE", **tuning),
         arm("pfl_mf-code", "pfl_mf", "PFL-MF (pixels), as in the code", "PFL-MF", **code),
         arm("pfl_mfe-code", "pfl_mfe", "PFL-MFE (features), as in the code", "PFL-MFE", **code),
+        arm("pfl_mf-equal", "pfl_mf", "PFL-MF, gate held at 1/2", None, gate="equal", **tuning),
     )
     said = (
         "CIFAR-10: training images are cropped and mirrored, as in the code; the paper does not say so."
@@ -75,7 +76,8 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "Personalized is the model of the last round, instead of the one that did best on the test images.",
         "FedAvg weighs clients by their images, as McMahan et al. do; the code does not.",
         "Each client is cut into three quarters for its expert and one quarter for its gate, as in the code; PFL-FB's "
-        "printed numbers come from three quarters too, so that the row on all images is our own addition.",
+        "printed numbers come from three quarters too, so that the row on all images is our own addition; so is the row whose "
+        "gate is held at 1/2 and learns nothing.",
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
         "gate reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same "
         "numbers stand beside both.",
@@ -210,6 +212,11 @@ for suffix, (where, names) in SCOPES.items():
         f"PFL-MFE is above PFL-FB in the local test, averaged over {where}, even if PFL-FB trains on all images of a client and "
         "not on three quarters (our addition)",
         [on_average("pfl_mfe", "pfl_fb-all", names)],
+    )
+    claimed(
+        f"E14{suffix}",
+        f"A learned gate (PFL-MF, PFL-MFE) is above one held at 1/2 in the local test, averaged over {where} (our addition)",
+        [on_average(key, "pfl_mf-equal", names) for key in GATED],
     )
 claimed(
     "E3",

@@ -16,7 +16,7 @@ from .dense import Learner, Net, forward, loss_slope, with_ones
 from .fedavg import fedavg
 from .seeds import generator
 
-ALWAYS = {"global": 1000.0, "personal": -1000.0}  # a bias whose sigmoid is 1 or 0
+ALWAYS = {"global": 1000.0, "personal": -1000.0, "equal": 0.0}  # a bias whose sigmoid is 1, 0 or 1/2
 
 
 def split(net: Net, head: str) -> tuple[Net, Net]:
