@@ -346,8 +346,8 @@ IDEAS: dict[str, Idea] = {
         "Four charts with three bars each, for Local, FedAvg and FedAvg with fine-tuning. All alike: Local is lower, the other "
         "two are level. Something of each: the first two are level, fine-tuning is above both. Narrow tasks: Local and "
         "fine-tuning are level, FedAvg is lower. Contradictions: FedAvg is far below the other two.",
-        "Three runs, four patterns. Drawn, not measured: below you measure all four. What to see: which of the three bars is "
-        "out of line, and in which direction.",
+        "Three methods, four patterns. These bars are drawn, not measured; below you measure all four. What to see: which of the "
+        "three bars is out of line, and in which direction.",
     ),
     "upload": Idea(
         upload, "what-an-upload-tells", "cell-01",
@@ -390,8 +390,8 @@ IDEAS: dict[str, Idea] = {
         "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
         "2,000 such means with a band for 95 percent.",
         "The bootstrap on ten made-up differences. Each new draw takes ten of the ten *with replacement*: "
-        "larger dots came more than once, others not at all. What to see: the means move from draw to draw, "
-        "and the middle 95 % of them are the interval.",
+        "larger dots were drawn more than once, others not at all. What to see: the means move from draw to draw, "
+        "and the middle 95 % of them form the interval.",
     ),
     "two-tests": Idea(
         two_tests, "a-gate-between-two-experts", "cell-17",
