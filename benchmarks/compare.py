@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
+from pfl_lite.atomic_files import write_npz
 from pfl_lite.data.images import load
 from pfl_lite.errors import InputError
-from pfl_lite.files import write_npz
 from pfl_lite.models import make_network
 
 HERE = Path(__file__).resolve().parent

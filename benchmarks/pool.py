@@ -13,8 +13,8 @@ import torch
 from engines import Timed, in_turns, machine
 
 from pfl_lite import Simulation
+from pfl_lite.atomic_files import write_json
 from pfl_lite.config import make_config
-from pfl_lite.files import write_json
 from pfl_lite.papers import get_experiment
 
 ROWS = {

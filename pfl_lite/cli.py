@@ -198,9 +198,9 @@ def check_outputs(
     Raises:
         InputError: one cannot, has a wrong ending, is there and is to stay, or is an input or another option's file too.
     """
+    from pfl_lite.atomic_files import check_writable, regular
     from pfl_lite.data.images import data_folder
     from pfl_lite.data.partition import is_file
-    from pfl_lite.files import check_writable, regular
 
     given = [regular(partition.strip().partition("#")[0])] if is_file(partition) else []
     names = {os.path.realpath(one): "partition" for one in given}
@@ -317,11 +317,11 @@ def partition(
     all three index the training images followed by the test images. `pfl-lite run --partition FILE` has the
     same clients again.
     """
+    from pfl_lite.atomic_files import atomic_path
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
     from pfl_lite.data.partition import ENDINGS, save_partition
     from pfl_lite.data.partition import partition as share_out
-    from pfl_lite.files import atomic_path
     from pfl_lite.show.text import listed
 
     given = settings["data"], settings["partition"]
@@ -433,11 +433,11 @@ def run(
             tell(f"{workers} workers on {cores} cores take turns: more than {cores} gain nothing")
     import torch
 
+    from pfl_lite.atomic_files import write_json
     from pfl_lite.config import make_config
     from pfl_lite.engine.processes import over_processes
     from pfl_lite.engine.report import safetensors_for
     from pfl_lite.engine.simulation import Simulation
-    from pfl_lite.files import write_json
     from pfl_lite.show.text import render_opening, render_report
 
     if save is not None:

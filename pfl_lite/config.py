@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pfl_lite import schema
-from pfl_lite.data.images import SPLITS
+from pfl_lite.data.images import SPLIT_MODES
 from pfl_lite.data.partition import is_file, pinned
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
@@ -155,7 +155,7 @@ class RunConfig:
             self._check(name, known, "left out where there are no validation images")
         check_choice(
             "run",
-            split=(self.split, SPLITS),
+            split=(self.split, SPLIT_MODES),
             augment=(self.augment, ("none", "crop_flip")),
             ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
             engine=(self.engine, ("loop", "vmap", "auto")),

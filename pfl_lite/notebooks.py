@@ -6,8 +6,8 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
+from pfl_lite.atomic_files import atomic_path
 from pfl_lite.errors import InputError
-from pfl_lite.files import atomic_path
 
 
 def source() -> Path:

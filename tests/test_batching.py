@@ -20,7 +20,7 @@ from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batched import IDLE, groups, padded
 from pfl_lite.engine.gpu import PROBE, ClientLimit, Driver, Replay, Unfolded
 from pfl_lite.engine.mapping import in_client_order
-from pfl_lite.engine.rounds import traffic
+from pfl_lite.engine.rounds import floats_sent
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
@@ -342,5 +342,5 @@ def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
         "w": torch.zeros(3, device="meta"),
         "places": torch.zeros(2, dtype=torch.int64, device="meta"),
     }
-    counted = traffic(METHODS[method](), sent, {"w": sent["w"]}, "meta")
+    counted = floats_sent(METHODS[method](), sent, {"w": sent["w"]}, "meta")
     assert counted.device.type == "meta" and counted.shape == (2,)

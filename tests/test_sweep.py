@@ -28,7 +28,7 @@ from pfl_lite.results import executors, plan
 from pfl_lite.results import run as runner
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import table
-from pfl_lite.show import pages
+from pfl_lite.show import chapter_tables as pages
 
 ROUNDS = 30  # of a result of `enter_steady`
 

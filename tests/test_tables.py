@@ -12,7 +12,7 @@ import pytest
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, members
 from pfl_lite.results.ledger import Ledger, default_folder
-from pfl_lite.results.tables import accuracy, in_order, judge, table
+from pfl_lite.results.tables import accuracy, judge, order_says, table
 from pfl_lite.show.text import render_table
 from tests.test_claims_of_tables import IDLE
 from tests.test_cli import call
@@ -348,7 +348,7 @@ def test_another_network_is_a_trend_at_best(ledger):
     )
     fill(other_ledger := Ledger(ledger.folder / "other"), {})
     assert set(table(other, other_ledger)["Status"]) == {"trend only"}
-    assert in_order(85.0, 88.0, [])[0] == "not reproduced"
+    assert order_says(85.0, 88.0, [])[0] == "not reproduced"
 
 
 def test_what_a_figure_draws_without_a_number_is_no_addition_of_ours(ledger):

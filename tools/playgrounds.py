@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from nbconvert.filters import markdown2html
 
+from pfl_lite.atomic_files import script_json
 from pfl_lite.data.images import load
 from pfl_lite.errors import unknown
-from pfl_lite.files import script_json
 from pfl_lite.show.offices import OFFICES
 from pfl_lite.show.plots import METHOD_COLOURS
 

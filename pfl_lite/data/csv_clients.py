@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pfl_lite.atomic_files import regular
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.images import Card
 from pfl_lite.data.partition import SPLITS
 from pfl_lite.errors import InputError
-from pfl_lite.files import regular
 from pfl_lite.seeds import generator
 
 

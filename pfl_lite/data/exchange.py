@@ -19,10 +19,7 @@ import numpy as np
 from PIL import Image
 
 from pfl_lite import schema
-from pfl_lite.data.images import Card, Images
-from pfl_lite.data.partition import LISTS, SPLITS, ClientIndices, checked, label_digest
-from pfl_lite.errors import InputError
-from pfl_lite.files import (
+from pfl_lite.atomic_files import (
     atomic_path,
     plain,
     read_json,
@@ -32,6 +29,9 @@ from pfl_lite.files import (
     write_json,
     write_npz,
 )
+from pfl_lite.data.images import Card, Images
+from pfl_lite.data.partition import LISTS, SPLITS, ClientIndices, checked, label_digest
+from pfl_lite.errors import InputError
 
 Arrays = dict[str, np.ndarray]
 Held = Mapping[str, tuple[np.ndarray, np.ndarray]]  # a client's images and labels, by split

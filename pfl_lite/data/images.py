@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfl_lite import files
+from pfl_lite.atomic_files import read_npz, write_npz
 from pfl_lite.data import glyphs, leaf
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.seeds import generator
 
-SPLITS = ("published", "fedem", "recut")
+SPLIT_MODES = ("published", "fedem", "recut")
 DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer before a download is given up
 
 
@@ -143,8 +143,8 @@ class Images:
         the same for all seeds (`recut`: no image on which one seed is tested trains or validates for another); raises
         InputError for another name.
         """
-        if split not in SPLITS:
-            raise unknown("split", split, SPLITS)
+        if split not in SPLIT_MODES:
+            raise unknown("split", split, SPLIT_MODES)
         return self.merge() if split == "fedem" else self.recut() if split == "recut" else self
 
 
@@ -438,7 +438,7 @@ def load(name: str) -> Images:
 def _arrays(path: Path, card: Card) -> dict[str, np.ndarray]:
     """What a data file holds: the four arrays, and where the card speaks of writers, theirs; raises InputError."""
     try:
-        arrays = files.read_npz(path)
+        arrays = read_npz(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -532,7 +532,7 @@ def _glyphs(card: Card, path: Path) -> Images:
     arrays = glyphs.draw()
     # A folder that cannot be written costs a few seconds of drawing in every process, nothing else.
     with suppress(InputError):
-        files.write_npz(path, arrays, compress=True)
+        write_npz(path, arrays, compress=True)
     return _images(card, arrays)
 
 
@@ -550,7 +550,7 @@ def _convert(card: Card, path: Path) -> None:
     try:
         with _timeout(DOWNLOAD_TIMEOUT):
             arrays = _fetch(card.name, path.parent / "downloads")
-        files.write_npz(path, arrays)
+        write_npz(path, arrays)
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -573,7 +573,7 @@ def _convert_leaf(path: Path) -> None:
             f"uncut into {folder / 'all'}, or put femnist.npz there yourself, with uint8 train_images and test_images, "
             "and integer labels and writers of both"
         )
-    files.write_npz(path, arrays)
+    write_npz(path, arrays)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pfl_lite.atomic_files import read_json
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_json
 from pfl_lite.seeds import generator
 
 SIZE = 28

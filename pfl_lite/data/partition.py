@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pfl_lite import schema
+from pfl_lite.atomic_files import read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:

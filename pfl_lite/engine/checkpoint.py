@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from pfl_lite import schema
+from pfl_lite.atomic_files import plain, regular, write_bytes
 from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
 from pfl_lite.errors import InputError
-from pfl_lite.files import plain, regular, write_bytes
 from pfl_lite.methods.base import Traits
 from pfl_lite.models import Params
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from pfl_lite import __version__
+from pfl_lite.atomic_files import read_npz, regular, write_bytes, write_npz
 from pfl_lite.config import METHOD
 from pfl_lite.engine.history import History
 from pfl_lite.errors import InputError
-from pfl_lite.files import read_npz, regular, write_bytes, write_npz
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.base import unpack
 from pfl_lite.models import Network, Params

@@ -153,7 +153,7 @@ class Rounds(Part):
                 upload,
                 client,
                 tuned,
-                {"floats": traffic(self.method, received, upload, self.network.device)},
+                {"floats": floats_sent(self.method, received, upload, self.network.device)},
             )
 
         started = time.perf_counter()
@@ -255,7 +255,7 @@ class Rounds(Part):
         return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
 
 
-def traffic(method: Method, received: Params, upload: Params, device: torch.device | str) -> Tensor:
+def floats_sent(method: Method, received: Params, upload: Params, device: torch.device | str) -> Tensor:
     """Floats [2] that went down to one client and up from it in one round, as the method counts its messages.
 
     They are on the run's device, as a client's other answers are; filled there, because a copy would wait for it.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from pfl_lite.atomic_files import plain
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
@@ -24,7 +25,6 @@ from pfl_lite.engine.processes import over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, threads, versions, write_models
 from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
-from pfl_lite.files import plain
 from pfl_lite.methods import Method
 from pfl_lite.models import Params
 

@@ -62,7 +62,7 @@ class Parts(nn.Module):
         return self.classify(self.extract(x))
 
 
-class Part(nn.Module):
+class MethodAsModule(nn.Module):
     """One method of a module as a module, so that it can be called with other parameters."""
 
     def __init__(self, network: nn.Module, method: str) -> None:
@@ -104,7 +104,7 @@ class Network:
         shape: (C, H, W) of the images it is made for.
 
     Raises:
-        InputError: a layer would not train here as torch trains it (see `training.misfit`).
+        InputError: a layer would not train here as torch trains it (see `train_mode.misfit`).
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Network:
 
     def _part(self, method: str, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         self.check_part(method)
-        part = Part(self._template, method)
+        part = MethodAsModule(self._template, method)
         return functional_call(part, {f"network.{name}": tensor for name, tensor in params.items()}, (x,))
 
     def training(self, key: Tensor | None, real: Tensor | None = None) -> Network:

@@ -562,7 +562,7 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
     "pFedMB sends B times FedAvg's floats in training (up: plus alpha), and its collapsed model is as large "
     "as FedAvg's (by construction)",
 )
-def traffic(runs: Runs) -> ClaimResult:
+def sends_b_times(runs: Runs) -> ClaimResult:
     """Floats down and up of pFedMB over FedAvg's, at every round in which the same clients took part."""
     ratios, fits, branches = [], [], 0
     for ours, plain in zip(runs["pfedmb"], runs["fedavg"], strict=True):

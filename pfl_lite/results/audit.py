@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from pfl_lite.config import with_defaults
+from pfl_lite.config import MACHINE_KEYS, with_defaults
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_experiment, home_of, members
-from pfl_lite.results.ledger import MACHINE_KEYS, Ledger, Run, flat
+from pfl_lite.results.ledger import Ledger, Run, flat
 from pfl_lite.results.plan import Plan
 
 LARGEST = 20_000_000  # bytes of a ledger that a repository can carry

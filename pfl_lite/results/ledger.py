@@ -20,10 +20,10 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from pfl_lite import schema
+from pfl_lite.atomic_files import plain, read_json, told, write_json
 from pfl_lite.config import MACHINE_KEYS, STORED, with_defaults
 from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
-from pfl_lite.files import plain, read_json, told, write_json
 
 Run = dict[str, Any]
 _SCORED = {"test_accuracy": schema.each(schema.share)}

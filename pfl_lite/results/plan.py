@@ -86,7 +86,7 @@ class Plan:
 
     def scored(self, arm: Arm) -> list[dict[str, Any]]:
         """The scored candidates of the present search in its order, not in the order in which workers finished them."""
-        return in_order(self.grid(arm), self.searched(arm))
+        return in_grid_order(self.grid(arm), self.searched(arm))
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
@@ -263,7 +263,7 @@ class Plan:
         return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
 
 
-def in_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_grid_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The candidates of a grid in its order, not in the order in which workers finished them."""
     return [one for settings in grid for one in candidates if one["settings"] == settings]
 

@@ -1,6 +1,6 @@
 """The papers' tables beside ours, computed from the ledger: every row says how far it got, and why.
 
-A row's status follows one rule (`judge`, or its half `in_order` where another network stands in), and no cell is empty without
+A row's status follows one rule (`judge`, or its half `order_says` where another network stands in), and no cell is empty without
 a reason beside it.
 """
 
@@ -53,12 +53,12 @@ def judge(
     allowed = min(max(CLOSE, noise), WIDEST)  # printed with the gap's two decimals, or it may seem to be less
     if gap <= allowed:
         return "reproduced", f"the gap is within {allowed:.2f} points"
-    status, reason = in_order(ours, paper, others)
+    status, reason = order_says(ours, paper, others)
     spread = f" (though not than 2 s.d. over seeds, {noise:.2f})" if gap <= noise else ""
     return status, f"the gap is larger than {allowed:.2f} points{spread}, {reason}"
 
 
-def in_order(ours: float, paper: float, others: Sequence[tuple[str, float, float]]) -> tuple[str, str]:
+def order_says(ours: float, paper: float, others: Sequence[tuple[str, float, float]]) -> tuple[str, str]:
     """What the order against the other rows says, whatever the gap: trend only or not reproduced, and the reason."""
     if not others:
         return "not reproduced", "and no other row is there to compare the order with"
@@ -290,7 +290,7 @@ def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) ->
                 if (lead := lead_of(scores[other.key], some)) is not None
             ]
             if experiment.stands_in:
-                row["Status"], why = in_order(ours[arm.key], paper, others)
+                row["Status"], why = order_says(ours[arm.key], paper, others)
                 why = f"{experiment.stands_in}; {why}"
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pfl_lite.atomic_files import script_json
 from pfl_lite.errors import InputError
-from pfl_lite.files import script_json
 from pfl_lite.models.modular import decisions
 from pfl_lite.show import comparison as comparing
 from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label

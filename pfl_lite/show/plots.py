@@ -128,11 +128,11 @@ def sharp(figure: Figure) -> tuple[bytes, dict[str, int]]:
     return picture, {"width": width}
 
 
-def _png(figure: Figure, colours: int, dots: int, **how: Any) -> tuple[bytes, int]:
+def _png(figure: Figure, colors: int, dots: int, **how: Any) -> tuple[bytes, int]:
     """A figure as a PNG of few colors, which are enough for a drawing and half as large, and its width on a page in pixels."""
     drawn, small = BytesIO(), BytesIO()
     figure.savefig(drawn, format="png", dpi=dots * figure.dpi, **how)
-    picture = Image.open(drawn).convert("RGB").quantize(colours)
+    picture = Image.open(drawn).convert("RGB").quantize(colors)
     picture.save(small, "png", optimize=True)
     return small.getvalue(), picture.width // dots
 
@@ -406,7 +406,7 @@ def animate(
     *,
     alt: str,
     seconds: float = 0.6,
-    colours: int = 64,
+    colors: int = 64,
     dots: int = SHARP,
 ) -> Player:
     """Draw one picture a frame and let the reader play them; without JavaScript, the last one is shown.
@@ -429,7 +429,7 @@ def animate(
     pictures = {}
     for name, value in named.items():
         draw(value)
-        pictures[name], width = _png(figure, colours, dots)
+        pictures[name], width = _png(figure, colors, dots)
     plt.close(figure)
     return Player(pictures, alt, seconds, width)
 

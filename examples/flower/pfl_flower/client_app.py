@@ -14,9 +14,9 @@ from torch import Tensor
 from pfl_flower.own_data import digest
 from pfl_flower.shared import VERSIONS, joined, packed, part, series, split, unpacked
 from pfl_flower.tiny import ASKED, settings
+from pfl_lite.atomic_files import atomic_path
 from pfl_lite.engine.evaluate import score
 from pfl_lite.engine.rounds import Part
-from pfl_lite.files import atomic_path
 from pfl_lite.methods.base import select
 
 app = ClientApp()

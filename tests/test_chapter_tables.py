@@ -18,7 +18,7 @@ from pfl_lite.results.audit import missing
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import accuracy, table
 from pfl_lite.results.verdicts import claims
-from pfl_lite.show import pages
+from pfl_lite.show import chapter_tables as pages
 from pfl_lite.show.figures import figure
 from tests.test_claims_of_tables import make_run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pfl_lite.atomic_files import ABANDONED, atomic_path, check_writable, write_bytes
 from pfl_lite.errors import InputError
-from pfl_lite.files import ABANDONED, atomic_path, check_writable, write_bytes
 
 
 def test_the_content_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
