@@ -15,8 +15,8 @@ from pfl_lite.methods import METHODS
 from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, every_budget, get_experiment, members
 from pfl_lite.results import executors
 from pfl_lite.results import run as runner
-from pfl_lite.results.audit import full_plan
 from pfl_lite.results.ledger import Ledger
+from pfl_lite.results.plan import Plan
 from pfl_lite.results.tables import table
 from pfl_lite.show.figures import FIGURES
 from tests.test_sweep import Inline
@@ -216,7 +216,7 @@ def test_fedmn_s_rounds_follow_its_pre_training(budget: str, before: int, after:
 
 def test_a_candidate_is_scored_once_after_the_rounds_of_its_own_arm_s_search(tmp_path: Path) -> None:
     experiment = get_experiment("fedmn-table2-cifar10-lenet")
-    plan = full_plan(experiment, Ledger(tmp_path))
+    plan = Plan(experiment, Ledger(tmp_path))
     rounds = {}
     for arm in (experiment.arm("fedavg"), experiment.arm("fedmn")):
         config = plan.trial(arm, arm.grid[0])

@@ -259,7 +259,7 @@ def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_orde
     arm = experiment.arm("fedavg")
     chosen = []
     for order in ((0, 1), (1, 0)):
-        search = plan.Plan(experiment, [arm], [0], None, "cpu", Ledger(tmp_path / str(order)))
+        search = plan.Plan(experiment, Ledger(tmp_path / str(order)), [arm], [0])
         tasks = {task.candidate: task for task in search.tasks()}
         for number in order:
             runner.record(
@@ -364,9 +364,9 @@ def test_two_calls_for_one_experiment_and_ledger_are_refused(
 def test_exact_products_are_asked_for_in_searches_and_results(exact: bool, tmp_path: Path) -> None:
     experiment = get_experiment("pfedmb-table1")
     arms = [experiment.arm("local")]
-    search = plan.Plan(experiment, arms, [0], 2, "cpu", Ledger(tmp_path), not exact)
+    search = plan.Plan(experiment, Ledger(tmp_path), arms, [0], 2, tf32=not exact)
     assert {task.config.tf32 for task in search.tasks()} == {not exact}
-    found = plan.Plan(experiment, arms, [7], 2, "cpu", Ledger(), not exact)  # whose rates are chosen
+    found = plan.Plan(experiment, Ledger(), arms, [7], 2, tf32=not exact)  # whose rates are chosen
     assert [task.config.tf32 for task in found.tasks()] == [not exact]
 
 
@@ -374,7 +374,7 @@ def test_where_the_checkpoint_s_folder_is_not_seen_a_run_is_made_in_one_go(
     steady: str, tmp_path: Path
 ) -> None:
     experiment = get_experiment(steady)
-    (task,) = plan.Plan(experiment, [experiment.arm("local")], [0], 2, "cpu", Ledger(tmp_path)).tasks()
+    (task,) = plan.Plan(experiment, Ledger(tmp_path), [experiment.arm("local")], [0], 2).tasks()
     rounds: list[int] = []
 
     def stop(_: plan.Key, at: int) -> bool:
@@ -448,7 +448,7 @@ def test_the_paper_s_budget_has_a_folder_and_an_arm_rounds_of_its_own(
 def test_a_search_may_differ_from_its_results(tiny: str, tmp_path: Path) -> None:
     base = get_experiment(tiny)
     arm = replace(base.arm("fedavg"), search={"epochs": 3})
-    one = plan.Plan(replace(base, arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    one = plan.Plan(replace(base, arms=(arm,)), Ledger(tmp_path), seeds=[0])
     assert {task.config.epochs for task in one.tasks()} == {3} and one.config(arm, 0).epochs == 1
 
 
@@ -556,7 +556,7 @@ def test_a_row_of_another_experiment_follows_the_nearest_that_has_the_row(
     )
     for one in (middle, scan):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
-    sweeping = plan.Plan(scan, scan.arms, [0], None, "cpu", Ledger(tmp_path))
+    sweeping = plan.Plan(scan, Ledger(tmp_path), seeds=[0])
     assert sweeping.leader(scan.arms[0]).name == "middle" and sweeping.searching.name == tiny
 
 
@@ -631,7 +631,7 @@ def test_a_setting_that_cannot_be_is_told_before_the_search(tiny: str, tmp_path:
 
 def test_a_task_is_described_by_what_its_search_tries(tiny: str, tmp_path: Path) -> None:
     arm = replace(PFEDMB_TABLE1.arm("fedavg"), method="fedprox", grid=({"lr": 0.1, "mu": 0.5},))
-    one = plan.Plan(replace(EXPERIMENTS[tiny], arms=(arm,)), [arm], [0], None, "cpu", Ledger(tmp_path))
+    one = plan.Plan(replace(EXPERIMENTS[tiny], arms=(arm,)), Ledger(tmp_path), seeds=[0])
     (task,) = one.tasks()
     assert runner.describe(task, arm) == "lr 0.1, mu 0.5, 1 rounds"
 

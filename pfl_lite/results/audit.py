@@ -86,7 +86,7 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
         arm = next((arm for arm in experiment.arms if arm.key == run["arm"]), None) if experiment else None
         if experiment is None or arm is None:
             continue
-        plan, used = full_plan(experiment, ledger), flat(run["config"])
+        plan, used = Plan(experiment, ledger), flat(run["config"])
         free = {key for one in plan.source(arm).grid for key in one} if run["kind"] == "diverged" else set()
         chosen = plan.chosen(arm, run["seed"])
         if chosen is None:
@@ -123,16 +123,11 @@ def gaps(ledger: Ledger) -> list[str]:
     said = []
     for one in every_budget():
         if one.budget == DEFAULT_BUDGET or (ledger.folder / one.name).is_dir():
-            plan = full_plan(one, ledger)
+            plan = Plan(one, ledger)
             if left := len(plan.missing()):
                 planned = len(plan.arms) * len(one.seeds)
                 said.append(f"{one.name}: {left} of {planned} results are missing")
     return said
-
-
-def full_plan(experiment: Experiment, ledger: Ledger) -> Plan:
-    """The plan of all arms and seeds of an experiment."""
-    return Plan(experiment, experiment.arms, experiment.seeds, None, "cpu", ledger)
 
 
 class Missing(NamedTuple):
@@ -172,15 +167,17 @@ def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Mis
 
 def count_missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> int:
     """How many results of an experiment or a group the ledger lacks."""
-    return sum(len(full_plan(get_experiment(part, budget), ledger).missing()) for part in members(name))
+    return sum(len(Plan(get_experiment(part, budget), ledger).missing()) for part in members(name))
 
 
 def gaps_of(
-    experiment: Experiment, ledger: Ledger, asked: Sequence[Arm] = (), seeds: Sequence[int] = ()
+    experiment: Experiment,
+    ledger: Ledger,
+    arms: Sequence[Arm] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> list[Missing]:
     """The commands that would fill an experiment's gaps (of some arms and seeds); arms that share a training share a command."""
-    arms = asked or experiment.arms
-    plan = Plan(experiment, arms, seeds or experiment.seeds, None, "cpu", ledger)
+    plan = Plan(experiment, ledger, arms, seeds)
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in plan.missing():
         gaps.setdefault(arm.trained_by or arm.key, []).append((arm, seed))
@@ -199,19 +196,14 @@ def gaps_of(
         elif waits := [seed for seed in lacking if plan.awaits(first, seed)]:
             after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
         command = experiment.command(",".join(keys), ",".join(map(str, lacking)))
-        time = typical_seconds(experiment, keys, ledger)
+        known = [run["seconds"] for run in ledger.read(experiment.name) if run["arm"] in keys]
+        time = median(known) if known else None
         found.append(Missing(command, len(some), time, after, experiment.unavailable))
-    for arm in arms:
+    for arm in experiment.arms if arms is None else arms:
         home, own = home_of(experiment, arm)
         if home is not experiment:
             found += gaps_of(home, ledger, [own], experiment.seeds)
     return found
-
-
-def typical_seconds(experiment: Experiment, arms: Sequence[str], ledger: Ledger) -> float | None:
-    """The median time of the complete runs of some rows; None where there is none."""
-    known = [run["seconds"] for run in ledger.read(experiment.name) if run["arm"] in arms]
-    return median(known) if known else None
 
 
 def size_of(experiment: Experiment) -> str:

@@ -48,25 +48,28 @@ def title(arm: str, seed: int, candidate: int | None) -> str:
 
 
 class Plan:
-    """The tasks of one experiment that the ledger does not answer yet, in the order in which they are worth most."""
+    """The tasks of one experiment that the ledger does not answer yet, in the order in which they are worth most.
+
+    Of all its arms, seeds and rounds, unless some are given.
+    """
 
     def __init__(
         self,
         experiment: Experiment,
-        arms: Sequence[Arm],
-        seeds: Sequence[int],
-        rounds: int | None,
-        device: str,
         ledger: Ledger,
+        arms: Sequence[Arm] | None = None,
+        seeds: Sequence[int] | None = None,
+        rounds: int | None = None,
+        device: str = "cpu",
         tf32: bool = False,
     ) -> None:
-        self.experiment, self.seeds, self.ledger = experiment, seeds, ledger
+        self.experiment, self.ledger, self.rounds = experiment, ledger, rounds
+        self.seeds = experiment.seeds if seeds is None else seeds
         # the others are trained by another experiment
-        self.arms = [arm for arm in arms if arm.run_of is None]
+        self.arms = [arm for arm in (experiment.arms if arms is None else arms) if arm.run_of is None]
         self.searching = experiment
         while self.searching.searched_in is not None:
             self.searching = get_experiment(self.searching.searched_in, experiment.budget)
-        self.rounds = rounds
         self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = Path(os.path.realpath(ledger.folder)) / ".checkpoints" / experiment.name
@@ -114,7 +117,9 @@ class Plan:
             return []
         used = [flat(one["config"]) for one in self.attempts(arm, seed)]
         return [
-            one for one in ranked(scored) if not any(one["settings"].items() <= it.items() for it in used)
+            one
+            for one in sorted(scored, key=rank)
+            if not any(one["settings"].items() <= it.items() for it in used)
         ]
 
     def attempts(self, arm: Arm, seed: int | None) -> list[Run]:
@@ -269,10 +274,5 @@ def in_grid_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) ->
 
 
 def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
-    """What candidates are sorted by: validation accuracy, the best first and those that diverged last."""
+    """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
     return "diverged" in candidate, -candidate["validation_accuracy"]
-
-
-def ranked(candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Candidates by validation accuracy, the best first and those that diverged last; a tie goes to the first."""
-    return sorted(candidates, key=rank)

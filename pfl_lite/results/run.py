@@ -19,7 +19,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
 from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, WorkerDied
 from pfl_lite.results.ledger import Ledger, flat
-from pfl_lite.results.plan import Key, Plan, Task, in_grid_order, ranked
+from pfl_lite.results.plan import Key, Plan, Task, in_grid_order, rank
 from pfl_lite.results.tables import accuracy
 
 POLL_SECONDS = 5.0
@@ -80,7 +80,18 @@ def reproduce(
     if workers is not None:
         check_workers(workers)
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
-    plans = plans_of(name, budget, methods, seeds, rounds, device, tf32, ledger or Ledger())
+    experiments = [get_experiment(part, budget) for part in members(name)]
+    experiments.sort(key=lambda one: one.searched_in is not None)  # after those that search for them
+    longest = max(one.longest for one in experiments)
+    if rounds is not None and rounds > longest:
+        raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
+    ledger, plans = ledger or Ledger(), list[Plan]()
+    for experiment in experiments:  # what is wrong with one of them is told before the first is trained
+        arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
+        wanted = None if seeds is None else list(dict.fromkeys(seeds))
+        length = None if rounds is None else min(rounds, experiment.longest)
+        plans.append(Plan(experiment, ledger, arms, wanted, length, device, tf32))
+        plans[-1].validate(plans[:-1])
     done = Swept([], 0, False)
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
@@ -91,37 +102,6 @@ def reproduce(
             later = sum(len(rest.missing()) for rest in plans[number:])
             return done._replace(left=done.left + later)
     return done
-
-
-def plans_of(
-    name: str,
-    budget: str,
-    methods: Sequence[str] | None,
-    seeds: Sequence[int] | None,
-    rounds: int | None,
-    device: str,
-    tf32: bool,
-    ledger: Ledger,
-) -> list[Plan]:
-    """The plans that `reproduce` makes of its arguments, which are explained there, in an order that works.
-
-    Those that take over another's settings come after those that search, and what is wrong with one of them is told before the
-    first is trained.
-    """
-    experiments = [get_experiment(part, budget) for part in members(name)]
-    experiments.sort(key=lambda one: one.searched_in is not None)
-    longest = max(one.longest for one in experiments)
-    if rounds is not None and rounds > longest:
-        raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
-    plans: list[Plan] = []
-    for experiment in experiments:
-        arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
-        wanted = list(dict.fromkeys(experiment.seeds if seeds is None else seeds))
-        length = None if rounds is None else min(rounds, experiment.longest)
-        plan = Plan(experiment, arms, wanted, length, device, ledger, tf32)
-        plan.validate(plans)
-        plans.append(plan)
-    return plans
 
 
 def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: float) -> Swept:
@@ -266,7 +246,7 @@ def record(plan: Plan, task: Task, report: dict[str, Any]) -> Path:
         } | ({} if at is None else {"diverged": at})
         before = plan.known(arm)
         candidates = in_grid_order(plan.grid(arm), [*plan.searched(arm), scored])
-        best = ranked(candidates)[0]["settings"]
+        best = min(candidates, key=rank)["settings"]
         candidates += [one for one in before if one not in candidates]  # of an earlier protocol: kept
         path = plan.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
     clear(plan, task)

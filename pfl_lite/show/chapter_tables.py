@@ -17,8 +17,8 @@ from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import Experiment, get_experiment
 from pfl_lite.papers.experiment import either
 from pfl_lite.papers.statement import ClaimResult
-from pfl_lite.results.audit import full_plan
 from pfl_lite.results.ledger import Ledger, Run
+from pfl_lite.results.plan import Plan
 from pfl_lite.results.tables import accuracy, runs_of
 from pfl_lite.results.tables import table as table_of
 from pfl_lite.results.verdicts import frame as claims_frame
@@ -66,7 +66,7 @@ def own_names(names: Sequence[str]) -> list[str]:
 
 def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
     """The searches of an experiment that are whole: every candidate of the present grid, scored as the protocol says."""
-    sweep = full_plan(get_experiment(name), ledger or Ledger())
+    sweep = Plan(get_experiment(name), ledger or Ledger())
     arms = {arm.key: arm for arm in sweep.arms if arm.grid and sweep.candidates(arm)}
     return [
         search | {"candidates": sweep.scored(arm)}
