@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfl_lite.config import check_device
 from pfl_lite.data.images import datasets, load
 from pfl_lite.errors import InputError, unknown
+from pfl_lite.papers.experiment import stored_folder
 
 LENGTHS = {"quick": 1, "full": 10}
 QUICK_IMAGES = 2000  # training images of a quick chapter, about as many as the embedded data have
@@ -119,8 +119,7 @@ def stored(name: str) -> dict[str, Any]:
     Raises:
         InputError: there is none of that name.
     """
-    here = Path(__file__).resolve().parents[1] / "data" / "bench"
-    path = (here if here.is_dir() else Path("data") / "bench") / f"{name}.json"
+    path = stored_folder() / "bench" / f"{name}.json"
     if not path.is_file():
         raise InputError(f"no measurement is stored as {path}: benchmarks/README.md says how it is taken")
     return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pfl_lite.results.ledger as module
 from pfl_lite.errors import InputError
 from pfl_lite.results.ledger import Ledger, default_folder
 
@@ -243,7 +242,7 @@ def test_default_folder(monkeypatch, tmp_path):
     # an installed package has no repository around it: then the folder one works in
     package = tmp_path / "site-packages" / "pfl_lite" / "experiments"
     package.mkdir(parents=True)
-    monkeypatch.setattr(module, "__file__", str(package / "ledger.py"))
+    monkeypatch.setattr("pfl_lite.papers.experiment.__file__", str(package / "experiment.py"))
     assert default_folder() == Path("data/results")
     (tmp_path / "site-packages" / "data").mkdir()
     shutil.copy(data / "paper_tables.csv", tmp_path / "site-packages" / "data")

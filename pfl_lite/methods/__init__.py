@@ -89,13 +89,8 @@ def explain(name: str) -> str:
                 meaning[ast.unparse(field.target)] = ast.literal_eval(text.value)
     lines = [f"{name}: {method.about}", "", inspect.getdoc(method) or "", ""]
     lines += [f"  {field.name}={field.default}\n      {meaning[field.name]}" for field in fields(method)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Settings are given as --set name=value; `pfl-lite run --help` lists those of every run.",
-        ]
-    )
+    lines += ["", "Settings are given as --set name=value; `pfl-lite run --help` lists those of every run."]
+    return "\n".join(lines)
 
 
 def convert_settings(method: type[Method], settings: dict[str, Any]) -> dict[str, Any]:

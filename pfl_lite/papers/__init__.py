@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pfl_lite.errors import InputError, unknown
+from pfl_lite.papers import fedmn, pfedmb
 from pfl_lite.papers.experiment import (
     BUDGETS,
     DEFAULT_BUDGET,
@@ -13,8 +14,8 @@ from pfl_lite.papers.experiment import (
     printed,
 )
 from pfl_lite.papers.fedmn import FEDMN
-from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS, branches_name
-from pfl_lite.papers.pflmoe import PFLMOE, pflmoe
+from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS
+from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe
 from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
@@ -27,15 +28,15 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "pfedmb-table2": tuple(f"pfedmb-table2-{setting}" for setting in TABLE2_SETTINGS),
-    "pfedmb-table3": tuple(map(branches_name, TABLE2_SETTINGS)),
+    "pfedmb-table2": tuple(map(pfedmb.table2, TABLE2_SETTINGS)),
+    "pfedmb-table3": tuple(map(pfedmb.branches_name, TABLE2_SETTINGS)),
     "pfedmb-fig3": ("pfedmb-table1",),
     "pfedmb-fig4": ("pfedmb-table1",),
-    "fedmn-table2": tuple(f"fedmn-table2-{data}" for data in ("cifar10", "cifar100", "emnist", "femnist")),
-    "fedmn-fig2": ("fedmn-fig2-emnist", "fedmn-fig2-cifar10"),
-    "pflmoe-tables": tuple(experiment.name for experiment in PFLMOE),
-    "pflmoe-fig1": tuple(experiment.name for experiment in PFLMOE),
-    "pflmoe-fig2": tuple(experiment.name for experiment in PFLMOE),
+    "fedmn-table2": tuple(map(fedmn.table2, ("cifar10", "cifar100", "emnist", "femnist"))),
+    "fedmn-fig2": tuple(map(fedmn.fig2_name, ("emnist", "cifar10"))),
+    "pflmoe-tables": ALL,
+    "pflmoe-fig1": ALL,
+    "pflmoe-fig2": ALL,
     "pflmoe-fig3": ("pflmoe-fmnist-lenet-0.9",),
     "pflmoe-fig4": ("pflmoe-cifar10-lenet-0.9",),
     "pflmoe-fig5": ("pflmoe-cifar10-vgg16-2",),

@@ -20,17 +20,19 @@ NEXT = (
 )
 
 
+def stored_folder() -> Path:
+    """Where printed numbers, results and measurements lie: `data` of the repository, or where the package was installed
+    without one, of the working folder.
+    """
+    here = Path(__file__).resolve().parents[2] / "data"
+    return here if (here / "paper_tables.csv").is_file() else Path("data")
+
+
 @cache
 def paper_tables() -> tuple[dict[str, str], ...]:
-    """The papers' printed numbers, one row a cell of a table (`data/paper_tables.csv`); empty if the file is not here.
-
-    "Here" is the repository or, for the chapters of an installed package, the working folder.
-    """
-    file = Path("data") / "paper_tables.csv"
-    path = next(
-        (top / file for top in (Path(__file__).resolve().parents[2], Path()) if (top / file).is_file()), None
-    )
-    if path is None:
+    """The papers' printed numbers, one row a cell of a table (`paper_tables.csv`); empty if the file is not here."""
+    path = stored_folder() / "paper_tables.csv"
+    if not path.is_file():
         return ()
     with path.open(encoding="utf-8", newline="") as opened:
         return tuple(csv.DictReader(opened))

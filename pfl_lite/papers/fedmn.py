@@ -12,7 +12,6 @@ from pfl_lite.data.recipes import parse
 from pfl_lite.methods.fedmn import PROGRAM
 from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, paper_tables, printed
 from pfl_lite.papers.statement import (
-    Array,
     ClaimResult,
     Link,
     NotTestable,
@@ -27,7 +26,7 @@ from pfl_lite.papers.statement import (
     sentences_of,
     supported,
 )
-from pfl_lite.papers.statistics import two_way
+from pfl_lite.papers.statistics import Array, two_way
 
 PAPER_BATCH = 128
 
@@ -125,6 +124,11 @@ GRIDS: dict[str, tuple[Settings, ...]] = {
 }
 
 
+def table2(name: str) -> str:
+    """The experiment of a data set of Table II."""
+    return f"fedmn-table2-{name}"
+
+
 def fedmn_table2(name: str) -> Experiment:
     """One data set of FedMN's table II."""
     one = SETTINGS[name]
@@ -187,7 +191,7 @@ def fedmn_table2(name: str) -> Experiment:
         )
 
     return fedem_experiment(
-        f"fedmn-table2-{name}",
+        table2(name),
         f"FedMN, Table II: {one.title}, {one.clients} clients",
         one,
         rounds=ROUNDS,
@@ -455,11 +459,6 @@ FEDMN = (
 
 
 RIVALS = ("local", "fedavg", "fedprox", "pfl_ft", "cfl", "pfedme", "fedem")
-
-
-def table2(name: str) -> str:
-    """The experiment of a data set of Table II."""
-    return f"fedmn-table2-{name}"
 
 
 def gain(high: str, low: str, own: str) -> Link:

@@ -14,7 +14,6 @@ from scipy.special import entr
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, printed
 from pfl_lite.papers.statement import (
-    Array,
     ClaimResult,
     NotTestable,
     Run,
@@ -32,7 +31,7 @@ from pfl_lite.papers.statement import (
     supported,
     widening,
 )
-from pfl_lite.papers.statistics import ONE_SIDED, Estimate, best_rank, resampled, two_way, verdict
+from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, best_rank, resampled, two_way, verdict
 
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
@@ -199,6 +198,11 @@ TABLE2_LABELS = {
 }  # fmt: skip
 
 
+def table2(setting: str) -> str:
+    """The experiment of a column of Table II."""
+    return f"pfedmb-table2-{setting}"
+
+
 def pfedmb_table2(setting: str) -> Experiment:
     """One column of pFedMB's table II: nine methods on CIFAR-10 or CIFAR-100, 15 or 50 clients."""
     data, partition, clients, words, branches, rounds = TABLE2_SETTINGS[setting]
@@ -211,9 +215,9 @@ def pfedmb_table2(setting: str) -> Experiment:
             for key, label in TABLE2_LABELS.items()
         )
 
-    follows = f"pfedmb-table2-{setting.replace('-15', '-50')}" if clients == 15 else None
+    follows = table2(setting.replace("-15", "-50")) if clients == 15 else None
     return Experiment(
-        name=f"pfedmb-table2-{setting}",
+        name=table2(setting),
         title=f"pFedMB, Table II: {words.replace('; ', ', ')} clients, {'CIFAR-100' if data == 'cifar100' else 'CIFAR-10'}",
         data=data,
         partition=partition,
@@ -595,11 +599,6 @@ def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
     more = estimate(gain["fedavg"] - gain["pfedmb"])
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
     return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, note)
-
-
-def table2(setting: str) -> str:
-    """The experiment of a column of Table II."""
-    return f"pfedmb-table2-{setting}"
 
 
 METHODS = tuple(TABLE2_LABELS)

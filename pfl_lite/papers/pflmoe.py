@@ -41,6 +41,11 @@ MOE_PAIRS = {
 MOE_ALPHAS = ("0.5", "0.9", "2")
 
 
+def setting(pair: str, alpha: str) -> str:
+    """The experiment of a setting."""
+    return f"pflmoe-{pair}-{alpha}"
+
+
 def pflmoe(pair: str, alpha: str) -> Experiment:
     """One setting of PFL-MoE's tables I (local test) and II (global test)."""
     data, model, dataset, network = MOE_PAIRS[pair]
@@ -91,7 +96,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "logits (logits, as in the code).",
     )
     return Experiment(
-        name=f"pflmoe-{pair}-{alpha}",
+        name=setting(pair, alpha),
         title=f"PFL-MoE, Tables I and II: {dataset.replace('CIFAR', 'CIFAR-')}, {network}, 100 clients, "
         f"Dirichlet alpha = {alpha}",
         data=data,
@@ -146,12 +151,7 @@ LOCAL, GLOBAL = "local_test", "global_test"
 GATED = ("pfl_mf", "pfl_mfe")  # as in the paper; the rows as in its code are our addition
 
 
-def setting(pair: str, alpha: str) -> str:
-    """The experiment of a setting."""
-    return f"pflmoe-{pair}-{alpha}"
-
-
-ALL = tuple(setting(pair, alpha) for pair in MOE_PAIRS for alpha in MOE_ALPHAS)
+ALL = tuple(experiment.name for experiment in PFLMOE)
 FASHION = tuple(name for name in ALL if "fmnist" in name)
 CIFAR = tuple(name for name in ALL if "cifar10" in name)
 

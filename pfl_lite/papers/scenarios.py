@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from pfl_lite.methods import METHODS
-from pfl_lite.papers.experiment import Arm, Experiment, Settings
+from pfl_lite.papers.experiment import Arm, Experiment, Settings, crossed
 
 # Every method on the same small clients, for *Which method when*: one hidden layer on 28 x 28 figures, 20 clients of about 80
 # training images. Every method has six candidates, searched on validation images of another seed: six learning rates, or three
 # rates and two values of the setting that matters most to it. Methods that keep several models all keep four.
 SIX_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
-
-
-def three_rates(name: str, *values: float) -> tuple[Settings, ...]:
-    """Three learning rates with each of two values of another setting."""
-    return tuple({"lr": lr, name: value} for value in values for lr in (0.05, 0.15, 0.5))
-
+THREE_RATES = tuple({"lr": lr} for lr in (0.05, 0.15, 0.5))
 
 FITTED: dict[str, tuple[Settings, tuple[Settings, ...]]] = {
-    "fedprox": ({}, three_rates("mu", 0.01, 0.1)),
-    "pfl_ft": ({}, three_rates("ft_epochs", 4, 16)),
-    "pfl_fb": ({"head": "last"}, three_rates("ft_epochs", 4, 16)),
+    "fedprox": ({}, crossed(THREE_RATES, mu=(0.01, 0.1))),
+    "pfl_ft": ({}, crossed(THREE_RATES, ft_epochs=(4, 16))),
+    "pfl_fb": ({"head": "last"}, crossed(THREE_RATES, ft_epochs=(4, 16))),
     # lr lam stays below 1, beyond which w_i overshoots theta_i
     "pfedme": (
         {},
         tuple({"lam": lam, "lr": 0.9 / lam, "inner_lr": lr} for lam in (5, 15) for lr in (0.01, 0.03, 0.1)),
     ),
     "ifca": ({"clusters": 4}, SIX_RATES),
-    "cfl": ({"warmup": 3}, three_rates("gamma", 0.3, 0.5)),
-    "fedfomo": ({}, three_rates("models", 5, 10)),
-    "fedamp": ({}, three_rates("lam", 0.1, 1)),
+    "cfl": ({"warmup": 3}, crossed(THREE_RATES, gamma=(0.3, 0.5))),
+    "fedfomo": ({}, crossed(THREE_RATES, models=(5, 10))),
+    "fedamp": ({}, crossed(THREE_RATES, lam=(0.1, 1))),
     "fedem": ({"components": 4}, SIX_RATES),
-    "pfedmb": ({"branches": 4}, three_rates("alpha_lr", 0.3, 1)),
-    "ditto": ({}, three_rates("lam", 0.1, 1)),
-    "apfl": ({}, three_rates("alpha", 0.25, 0.75)),
-    "perfedavg": ({}, three_rates("inner_lr", 0.01, 0.1)),
-    "moon": ({"projection": 64}, three_rates("mu", 0.1, 1)),
-    "fedrep": ({}, three_rates("head_epochs", 4, 10)),
-    "pfedhn": ({}, three_rates("server_lr", 0.1, 0.3)),
+    "pfedmb": ({"branches": 4}, crossed(THREE_RATES, alpha_lr=(0.3, 1))),
+    "ditto": ({}, crossed(THREE_RATES, lam=(0.1, 1))),
+    "apfl": ({}, crossed(THREE_RATES, alpha=(0.25, 0.75))),
+    "perfedavg": ({}, crossed(THREE_RATES, inner_lr=(0.01, 0.1))),
+    "moon": ({"projection": 64}, crossed(THREE_RATES, mu=(0.1, 1))),
+    "fedrep": ({}, crossed(THREE_RATES, head_epochs=(4, 10))),
+    "pfedhn": ({}, crossed(THREE_RATES, server_lr=(0.1, 0.3))),
 }
 LATER = {"fedmn", "pfl_moe", "pfl_mf", "pfl_mfe"}  # methods that came after the comparison was run
 SCENARIOS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,11 @@ import pandas as pd
 
 from pfl_lite.errors import InputError
 from pfl_lite.papers.experiment import paper_tables
-from pfl_lite.papers.statistics import ONE_SIDED, Estimate, combined, holm, resampled, two_way, verdict
+from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, combined, holm, resampled, two_way, verdict
 
-Run = dict[str, Any]
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
 
-
-Array = np.ndarray
+Run = dict[str, Any]  # a result as its file in the ledger holds it
 Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
 # Arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm.
 Runs = dict[str, list[Run]]
@@ -325,14 +323,11 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link]) -> None:
         statistic = (
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
-        decided = verdict(found, bounds, len(links))
-        if decided == "held" and len(known) < len(links):
-            decided = "undecided"
+        decided = "failed" if refuted else "held" if held == len(links) else "undecided"
         seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
-            return ClaimResult(statistic, decided, one.value, None, None, link.above, note, seeds=seeds)
-        return ClaimResult(statistic, decided, *one[:2], one.interval, link.above, note, seeds=seeds)
+        return replace(outcome(statistic, one, note, decided), threshold=link.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
     STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))

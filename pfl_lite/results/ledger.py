@@ -24,8 +24,9 @@ from pfl_lite.atomic_files import plain, read_json, told, write_json
 from pfl_lite.config import MACHINE_KEYS, STORED, with_defaults
 from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
+from pfl_lite.papers.experiment import stored_folder
+from pfl_lite.papers.statement import Run as Run
 
-Run = dict[str, Any]
 _SCORED = {"test_accuracy": schema.each(schema.share)}
 _LISTS = {
     "test_loss": schema.each(schema.loss),
@@ -78,10 +79,7 @@ FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quan
 
 def default_folder() -> Path:
     """Where the ledger lies: $PFL_LITE_RESULTS, else the repository's data/results, else ./data/results."""
-    if named := os.environ.get("PFL_LITE_RESULTS"):
-        return Path(named)
-    data = Path(__file__).resolve().parents[2] / "data"
-    return data / "results" if (data / "paper_tables.csv").is_file() else Path("data") / "results"
+    return Path(os.environ.get("PFL_LITE_RESULTS") or stored_folder() / "results")
 
 
 def fault(entry: Any) -> str | None:
