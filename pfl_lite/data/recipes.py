@@ -166,14 +166,13 @@ class Classes(Partitioner):
 
 
 @dataclass(frozen=True)
-class ClassShares(Partitioner):
+class ClassShares(Classes):
     """k classes a client in unequal parts (pFedMB on CIFAR-100: `shares:20:0.3:0.7`).
 
     Classes are chosen as in `classes:k`; then every (client, class) slot draws u ~ U(a, b), and a client gets
     u divided by the sum of u over the holders of the class. Sizes differ between clients, moderately.
     """
 
-    k: int
     low: float
     high: float
 
@@ -181,8 +180,7 @@ class ClassShares(Partitioner):
     summary: ClassVar[str] = "K classes a client, shares proportional to U(A, B) (shares:20:0.3:0.7)"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"the number of classes a client must be at least 1, not {self.k}")
+        super().__post_init__()
         if not 0 < self.low <= self.high < math.inf:
             raise InputError(
                 f"the bounds of shares:K:A:B must satisfy 0 < A <= B, not {self.low:g} and {self.high:g}"
