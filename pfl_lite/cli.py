@@ -388,6 +388,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     return settings
 
 
+# One option for each field of `config.RunConfig`, with its docstring as help: `--participation` is its `participation`.
 @app.command()
 @with_settings()
 def run(

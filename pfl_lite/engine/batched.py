@@ -149,16 +149,12 @@ class VmapWork(LocalWork):
         return on_device(np.array(self.ids), self.federation.images.device)
 
     @property
-    def row(self) -> Tensor:
-        """The client's row of the table []."""
+    def id(self) -> Tensor:
+        """The client's number [], which is its row of the table."""
         return self.numbers[self.slot]
 
-    @property
-    def id(self) -> Tensor:
-        return self.row
-
     def size(self, split: str) -> Tensor:
-        return self.table.sizes[split][self.row]
+        return self.table.sizes[split][self.id]
 
     @property
     def steps(self) -> Tensor:
@@ -173,7 +169,7 @@ class VmapWork(LocalWork):
     def batch(self, split: str, place: Tensor, real: Tensor) -> Batch:
         """The client's images at places [b] of a split, of which some are `real` [b] and the others padding."""
         images, labels, _ = self.stored(split)
-        rows = self.table.rows[split][self.row, place]  # [b]
+        rows = self.table.rows[split][self.id, place]  # [b]
         return Batch(images[rows], labels[rows], place, real.to(images.dtype), real.any())
 
     def data(self, split: str) -> Iterator[Batch]:

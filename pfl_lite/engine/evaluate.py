@@ -16,18 +16,16 @@ from pfl_lite.engine.local_training import EVALUATION_BATCH, LocalSettings, Loca
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Method
-from pfl_lite.models import Network, Params
+from pfl_lite.models import Params
 
 
 class Scorer:
-    """Scores models of one federation by a method's rule, the clients as a mapping computes them."""
+    """Scores models by a method's rule, on the clients of a mapping and as it computes them."""
 
-    def __init__(
-        self, method: Method, network: Network, federation: Federation, map: Mapping, settings: LocalSettings
-    ) -> None:
-        self.method, self.network, self.federation = method, network, federation
-        self.map, self.settings = map, settings
-        self.everyone = torch.arange(len(federation), device=federation.images.device)
+    def __init__(self, method: Method, map: Mapping, settings: LocalSettings) -> None:
+        self.method, self.map, self.settings = method, map, settings
+        self.network, self.federation = map.network, map.federation
+        self.everyone = torch.arange(len(self.federation), device=map.device)
 
     def scored(self, server: Params, model: Params) -> Params:
         """The model that is scored: the client's own, or the global one where it has none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -72,17 +72,13 @@ class Loop(Mapping):
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        return stack_answers(
-            [function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])) for i in ids]
+        answers = [
+            function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])) for i in ids
+        ]
+        return tuple(
+            {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+            for parts in zip(*answers, strict=True)
         )
-
-
-def stack_answers(answers: Sequence[tuple[Params, ...]]) -> tuple[Params, ...]:
-    """The answers of several clients as stacked tensors [S, ...]."""
-    return tuple(
-        {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-        for parts in zip(*answers, strict=True)
-    )
 
 
 def in_client_order(

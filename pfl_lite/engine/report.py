@@ -139,11 +139,6 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     return module
 
 
-def threads() -> int:
-    """How many threads torch computes with."""
-    return torch.get_num_threads()
-
-
 def versions() -> dict[str, str]:
     """Versions that numbers may depend on."""
     return {"pfl_lite": __version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
@@ -22,7 +23,7 @@ from pfl_lite.engine.evaluate import Scorer
 from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import over_processes
-from pfl_lite.engine.report import code_version, device_name, final_scores, threads, versions, write_models
+from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
 from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
@@ -105,7 +106,7 @@ class Simulation(Rounds):
     @property
     def scorer(self) -> Scorer:
         """What scores models by the method's rule, on all clients."""
-        return Scorer(self.method, self.network, self.federation, self.map, self.settings)
+        return Scorer(self.method, self.map, self.settings)
 
     def evaluate(self) -> dict[str, Any]:
         """Scores of the method's own models as they stand, as an entry of the history holds them; nothing is kept."""
@@ -299,7 +300,7 @@ class Simulation(Rounds):
             "data_card": asdict(self.federation.card),
             "majority": self.federation.majority().round(4),
             "device": self.trained_on,
-            "threads": threads(),  # on which the last bits depend
+            "threads": torch.get_num_threads(),  # on which the last bits depend
             "versions": versions(),
             "code": code_version(),
         }
