@@ -40,14 +40,15 @@ class PoliteGroup(TyperGroup):
             with warnings.catch_warnings():
                 warnings.showwarning = tell
                 return super().invoke(ctx)
-        except (InputError, OSError) as error:
-            raise ended(2, str(error) if isinstance(error, InputError) else refusal(error)) from error
+        except InputError as error:
+            raise ended(2, str(error)) from error
+        except OSError as error:  # what the system says, after the file that it says it of
+            said = (str(part) for part in (error.filename, error.strerror or error) if part)
+            raise ended(2, ": ".join(said)) from error
         except KeyboardInterrupt as error:
             number = error.args[0] if error.args else signal.SIGINT
             how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
             raise ended(128 + number, f"{how}; {ctx.obj or 'nothing was kept'}") from error
-        except MemoryError as error:
-            raise ended(2, f"there is not enough memory for this ({error})") from error
         except typer.Exit:
             raise
         except Exception as error:
@@ -55,7 +56,7 @@ class PoliteGroup(TyperGroup):
                 raise ended(
                     2, setting_hint(error) or error.format_message() or "a command is missing"
                 ) from error
-            if isinstance(error, RuntimeError) and "memory" in str(error):  # as torch says it
+            if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
                 raise ended(2, f"there is not enough memory for this ({error})") from error
             with tempfile.NamedTemporaryFile("w", prefix="pfl-lite-", suffix=".txt", delete=False) as report:
                 report.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")
@@ -70,11 +71,6 @@ def ended(code: int, sentence: str) -> typer.Exit:
     shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
     typer.echo(f"pfl-lite: {shown}", err=True)
     return typer.Exit(code)
-
-
-def refusal(error: OSError) -> str:
-    """What the system says, after the file that it says it of."""
-    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 class PartitionCommand(TyperCommand):
@@ -139,15 +135,6 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
         return command
 
     return extended
-
-
-def typed(context: typer.Context, settings: dict[str, Any]) -> dict[str, Any]:
-    """Those of some settings that were given; the others have the defaults of their owner."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if (source := context.get_parameter_source(name)) is None or source.name != "DEFAULT"
-    }
 
 
 app = typer.Typer(
@@ -418,13 +405,13 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    outputs = {
-        "out": (out, (".json",)),
-        "save": (save, (".npz", ".safetensors")),
-        "checkpoint": (checkpoint, ()),
-    }
-    check_outputs(force, settings["data"], settings["partition"], **outputs)
-    options, own = typed(context, settings), parse_settings(set_ or [])
+    given = settings["data"], settings["partition"]
+    saved = save, (".npz", ".safetensors")
+    check_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
+    sources = {name: context.get_parameter_source(name) for name in settings}
+    # the others have the defaults of their owner, which may be the method
+    options = {name: settings[name] for name, one in sources.items() if one is None or one.name != "DEFAULT"}
+    own = parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
     if workers > 1:
