@@ -428,7 +428,10 @@ def load(name: str) -> Images:
         return _images(card, _digits())
     if name in ("glyphs", "glyphs10"):
         drawn = _glyphs(cards["glyphs"], data_folder() / "glyphs.npz")
-        return drawn if name == "glyphs" else _figures(card, drawn)
+        if name == "glyphs":
+            return drawn
+        wanted = (labels < len(glyphs.FIGURES) for labels in (drawn.train_labels, drawn.test_labels))
+        return _images(card, drawn.rows(*wanted))
     path = data_folder() / f"{name}.npz"
     if not path.exists():
         _convert(card, path)
@@ -534,12 +537,6 @@ def _glyphs(card: Card, path: Path) -> Images:
     with suppress(InputError):
         write_npz(path, arrays, compress=True)
     return _images(card, arrays)
-
-
-def _figures(card: Card, drawn: Images) -> Images:
-    """The drawn characters that are digits: the same images, labels and writers, in the same order."""
-    wanted = (labels < len(glyphs.FIGURES) for labels in (drawn.train_labels, drawn.test_labels))
-    return _images(card, drawn.rows(*wanted))
 
 
 def _convert(card: Card, path: Path) -> None:

@@ -351,16 +351,10 @@ def printed_table(paper: str, table: str) -> pd.DataFrame:
         raise InputError(
             f"the papers' numbers are not here: data/paper_tables.csv lacks {paper}'s table {table}"
         )
-    keys = [NAMED[paper](row) for row in rows]
-    frame = pd.DataFrame(
-        {
-            "setting": keys,
-            "method": [r["method"] for r in rows],
-            "value": [float(r["value_percent"]) for r in rows],
-        }
-    )
-    order = list(dict.fromkeys(frame["setting"]))
-    return frame.pivot(index="setting", columns="method", values="value").loc[order]
+    frame = pd.DataFrame(rows).assign(setting=[NAMED[paper](row) for row in rows])
+    frame = frame.astype({"value_percent": float})
+    whole = frame.pivot(index="setting", columns="method", values="value_percent")
+    return whole.loc[frame["setting"].unique()]
 
 
 def count(fits: pd.Series) -> str:

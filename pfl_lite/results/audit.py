@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -39,9 +38,14 @@ def check(ledger: Ledger) -> Findings:
     found = Findings()
     runs: list[tuple[str, Run]] = []
     attempts: list[tuple[str, Run]] = []
-    for path in sorted(path for path in ledger.folder.rglob("*.json*") if not hidden(ledger, path)):
+    for path in sorted(ledger.folder.rglob("*.json*")):
+        within = path.relative_to(ledger.folder)
+        if any(
+            part.startswith(".") for part in within.parts
+        ):  # a checkpoint, or a file that is being written
+            continue
         found.files, found.bytes = found.files + 1, found.bytes + path.lstat().st_size
-        name = path.relative_to(ledger.folder).as_posix()
+        name = within.as_posix()
         if path.suffix != ".json":
             found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
             continue
@@ -55,11 +59,6 @@ def check(ledger: Ledger) -> Findings:
     found.faults += [*duplicates(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
     found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
     return found
-
-
-def hidden(ledger: Ledger, path: Path) -> bool:
-    """Whether a path lies in a hidden folder of the ledger (checkpoints), or is a hidden file (one that is being written)."""
-    return any(part.startswith(".") for part in path.relative_to(ledger.folder).parts)
 
 
 def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:

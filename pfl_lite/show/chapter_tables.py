@@ -21,7 +21,6 @@ from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.plan import Plan
 from pfl_lite.results.tables import accuracy, runs_of
 from pfl_lite.results.tables import table as table_of
-from pfl_lite.results.verdicts import frame as claims_frame
 
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
@@ -277,13 +276,11 @@ def _cell(mean: float, sd: float, few: bool) -> str:
 
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
     """Claims with verdict, statistic and interval, the verdict colored; three columns, so that a narrow page shows them."""
-    frame = claims_frame(results)
-    evidence = [(_statistic(one), one.note) for one in results]
     shown = pd.DataFrame(
         {
-            "claim": frame["id"] + ": " + frame["text"],
+            "claim": [f"{one.id}: {one.text}" for one in results],
             "verdict": [one.says for one in results],
-            "evidence": ["; ".join(filter(None, each)) for each in evidence],
+            "evidence": ["; ".join(filter(None, (_statistic(one), one.note))) for one in results],
         }
     )
 
