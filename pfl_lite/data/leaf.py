@@ -78,12 +78,7 @@ def _read(path: Path, classes: int) -> list[_Written]:
         return [_written(name, content["user_data"][name], classes) for name in content["users"]]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-    ) as error:  # not JSON, a missing key, a list that is none
+    except (ValueError, KeyError, TypeError, OverflowError) as error:  # no JSON, no such key, no list
         raise InputError(
             f"{path} is not a FEMNIST file of LEAF (users, and for each in user_data: x of {SIZE * SIZE} numbers in "
             f"[0, 1], y in 0..{classes - 1}): write it again with LEAF's scripts"

@@ -74,9 +74,7 @@ def read_models(path: Path) -> dict[str, np.ndarray]:
             return arrays | {"method": np.array(file.metadata()["method"])}
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # a header that cannot be, no metadata, a kind of number that NumPy does not know
+    except Exception as error:  # no metadata, or a header or kind of number that cannot be
         raise ValueError("it is damaged, or no file of tensors") from error
 
 

@@ -534,10 +534,8 @@ def fewer_floats(mine: Runs) -> ClaimResult:
     }
     largest = [max(each) for each in zip(*ratios.values(), strict=True)]
     note = ", ".join(f"{blocks} {sum(each) / len(each):.2f}" for blocks, each in ratios.items())
-    statistic, decided = (
-        "floats in all rounds, FedMN over FedAvg, largest ratio",
-        by_seed([ratio < 1 for ratio in largest]),
-    )
+    decided = by_seed([ratio < 1 for ratio in largest])
+    statistic = "floats in all rounds, FedMN over FedAvg, largest ratio"
     return ClaimResult(statistic, decided, max(largest), threshold=1.0, note=f"mean ratios {note}")
 
 
@@ -628,9 +626,8 @@ def annealing_hardens(runs: Runs) -> ClaimResult:
     def undecided(run: Run, tau: float) -> float:
         logits = last_logits(run)
         low, high = (1 / (1 + np.exp(logits - sign * tau * np.log(9))) for sign in (-1, 1))
-        return 100 * float(
-            (high - low).mean()
-        )  # v lies there while the noise lies between two of its quantiles
+        # v lies there while the noise lies between two of its quantiles
+        return 100 * float((high - low).mean())
 
     fewer, alone = [], []
     for warm, falls in zip(runs["warm"], runs["works"], strict=True):

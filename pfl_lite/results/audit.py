@@ -40,10 +40,8 @@ def check(ledger: Ledger) -> Findings:
     attempts: list[tuple[str, Run]] = []
     for path in sorted(ledger.folder.rglob("*.json*")):
         within = path.relative_to(ledger.folder)
-        if any(
-            part.startswith(".") for part in within.parts
-        ):  # a checkpoint, or a file that is being written
-            continue
+        if any(part.startswith(".") for part in within.parts):
+            continue  # a checkpoint, or a file that is being written
         found.files, found.bytes = found.files + 1, found.bytes + path.lstat().st_size
         name = within.as_posix()
         if path.suffix != ".json":
