@@ -8,17 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import (
-    Batch,
-    Newcomers,
-    Traits,
-    Work,
-    number,
-    pack,
-    stack,
-    train_gradient,
-    unpack,
-)
+from pfl_lite.methods.base import Batch, Newcomers, Traits, Work, number, pack, stack, train_gradient, unpack
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import Network, Params
 

@@ -8,18 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import (
-    Method,
-    Round,
-    Work,
-    flatten,
-    number,
-    pack,
-    pulled,
-    stack,
-    unpack,
-    word,
-)
+from pfl_lite.methods.base import Method, Round, Work, flatten, number, pack, pulled, stack, unpack, word
 from pfl_lite.models import Network, Params
 
 

@@ -12,17 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import (
-    Batch,
-    Carry,
-    RunSettings,
-    Work,
-    number,
-    pack,
-    stack,
-    unpack,
-    word,
-)
+from pfl_lite.methods.base import Batch, Carry, RunSettings, Work, number, pack, stack, unpack, word
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.gate import FIXED_BIAS, GateOptimizer, fresh_gate, gate_logit
 from pfl_lite.methods.split import Cut

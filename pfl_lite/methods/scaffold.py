@@ -8,18 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pfl_lite.methods.base import (
-    Batch,
-    Round,
-    RunSettings,
-    Traits,
-    Work,
-    number,
-    pack,
-    stack,
-    unpack,
-    word,
-)
+from pfl_lite.methods.base import Batch, Round, RunSettings, Traits, Work, number, pack, stack, unpack, word
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import fedmn, pfedmb
-from pfl_lite.papers.experiment import (
-    BUDGETS,
-    DEFAULT_BUDGET,
-    Arm,
-    Experiment,
-    Settings,
-    paper_tables,
-    printed,
-)
+from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET, Arm, Experiment, Settings, paper_tables
 from pfl_lite.papers.fedmn import FEDMN
 from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS
 from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe
@@ -20,7 +12,7 @@ from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
     "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "TABLE2_SETTINGS", "Arm", "Experiment",
-    "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "printed", "stand_ins",
+    "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "stand_ins",
 ]  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {

@@ -15,14 +15,7 @@ import pandas as pd
 
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.errors import unknown
-from pfl_lite.papers import (
-    DEFAULT_BUDGET,
-    EXPERIMENTS,
-    GROUPS,
-    Experiment,
-    get_experiment,
-    members,
-)
+from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
 from pfl_lite.papers.statement import (
     PAPERS,
     STATEMENTS,
