@@ -182,14 +182,12 @@ def figure(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
     )
     about = (rows.__doc__ or "").splitlines()[0].rstrip(".")
     lengths = either(one.rounds_of(arm) for one in experiments for arm in one.arms)
-    empty = [e for e, found in zip(experiments, runs, strict=True) if not any(found.values())]
-    why = {True: "not run: data not available here", False: "not run"}
     frame.attrs = {
         "title": f"{name}: {about} ({budget} budget, {lengths} rounds)",
         "notes": [
-            f"{e.title}: {why[e.unavailable]}; `pfl-lite ledger missing {part}` says what to do"
-            for part, e in zip(GROUPS[name], experiments, strict=True)
-            if e in empty
+            f"{e.title}: not run{': data not available here' * e.unavailable}; `pfl-lite ledger missing {part}` says what to do"
+            for part, e, found in zip(GROUPS[name], experiments, runs, strict=True)
+            if not any(found.values())
         ],
     }
     return frame
