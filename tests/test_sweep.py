@@ -18,11 +18,10 @@ from typing import Any
 
 import pytest
 
-import pfl_lite.papers as protocols
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
-from pfl_lite.papers.experiment import Source
+from pfl_lite.papers.experiment import Source, printed
 from pfl_lite.results import audit as care
 from pfl_lite.results import executors, plan
 from pfl_lite.results import run as runner
@@ -249,7 +248,7 @@ def test_table1_is_the_paper_s() -> None:
         arm.settings["branches"] == 5 and arm.settings["alpha_scope"] == "shared"
         for arm in experiment.arms[2:]
     )
-    assert protocols.printed("pFedMB", "I", "no such method") is None
+    assert printed("pFedMB", "I", "no such method") is None
 
 
 def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_order_they_finished(
