@@ -12,7 +12,7 @@ from IPython.display import Markdown
 from pandas.io.formats.style import Styler
 
 from pfl_lite.data import partition
-from pfl_lite.data.images import datasets
+from pfl_lite.data.images import Card, Images, datasets
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import Experiment, get_experiment
 from pfl_lite.papers.experiment import either
@@ -140,19 +140,26 @@ def class_counts(name: str, seed: int = 0) -> np.ndarray:
         InputError: an unknown experiment, or a data set that is not balanced.
     """
     experiment = get_experiment(name)
-    common, clients = experiment.common, experiment.clients
     if experiment.data not in BALANCED:
         raise InputError(
             f"{name}: the partition of {experiment.data} cannot be drawn without its images, only those of {', '.join(BALANCED)}"
         )
     card = datasets()[experiment.data]
     classes = len(card.classes)
-    train, test = (np.repeat(np.arange(classes), n // classes) for n in (card.train_size, card.test_size))
-    aside = common.get("val_fraction", 0.2)
-    if common.get("split") == "fedem":  # one pool, of which each client cuts its own
-        train, test, aside = np.concatenate([train, test]), test[:0], 0
-    dealt = partition.partition_labels(train, test, classes, experiment.partition, clients, seed, aside)
-    return partition.class_counts(train, [one.train for one in dealt], classes)
+    labels = [np.repeat(np.arange(classes), size // classes) for size in (card.train_size, card.test_size)]
+    train, test = ((np.zeros((len(some), 1, 1), np.uint8), some) for some in labels)
+    blank_card = Card(name=card.name, classes=card.classes, mean=(0.0,), std=(1.0,))
+    blank = Images(experiment.data, *train, *test, blank_card).with_split(
+        experiment.common.get("split", "published")
+    )
+    val_fraction = experiment.common.get("val_fraction", 0.2)
+    dealt = partition.partition(blank, experiment.partition, experiment.clients, seed, val_fraction)
+    parts = ("train", "val", "test") if blank.merged else ("train",)
+    counted = [
+        partition.class_counts(blank.train_labels, [getattr(one, part) for one in dealt], classes)
+        for part in parts
+    ]
+    return np.sum(counted, axis=0)
 
 
 def shade(gap: object) -> str:
