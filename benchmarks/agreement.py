@@ -44,7 +44,7 @@ def main() -> None:
             abs(a - b) for a, b in zip(*(curves[k]["global_loss"] for k in (name, "loop")), strict=True)
         ]
         shown = " ".join(f"{100 * value:.2f}" for value in curves[name]["global_accuracy"])
-        print(f"{name:<16} {shown} %, loss at most {max(losses):.1e} from the loop's", flush=True)
+        print(f"{name:<16} {shown}%, loss at most {max(losses):.1e} from the loop's", flush=True)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
         numbers = {"curves": curves, "settings": settings, **machine("cpu")}

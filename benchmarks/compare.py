@@ -302,7 +302,7 @@ def table(rows: Sequence[Row]) -> str:
                 lines.append(f"{head}  {row.error}")
                 continue
             ratio = "" if row.of_ours is None else f"{row.of_ours:.2f}"
-            score = "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"
+            score = "" if row.accuracy is None else f"{100 * row.accuracy:.1f}%"
             mark = " *" if best[row.peer, row.method] is row else ""
             numbers = f"{row.images_per_second:10,.0f}{ratio:>9}{row.seconds:9.1f} s{row.memory:8,.0f}"
             lines.append(f"{head}{numbers}{score:>10}{mark}".rstrip())

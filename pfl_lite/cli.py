@@ -401,7 +401,7 @@ def run(
 
     Examples:
 
-    `pfl-lite run fedavg --data digits --model linear --partition dirichlet:0.4 --epochs 5 --lr 0.5` (about 95 %)
+    `pfl-lite run fedavg --data digits --model linear --partition dirichlet:0.4 --epochs 5 --lr 0.5` (about 95%)
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
@@ -595,7 +595,7 @@ def claims(
 
     Examples: `pfl-lite claims pfedmb-table1`, `pfl-lite claims B1`
 
-    Two numbers in brackets are a 95 % interval over clients and seeds.
+    Two numbers in brackets are a 95% interval over clients and seeds.
     """
     from pfl_lite.results import verdicts
     from pfl_lite.results.ledger import Ledger

@@ -22,7 +22,7 @@ def routes(record: Mapping[str, Any], at: int) -> tuple[np.ndarray, list[str]]:
     equal = (bits[:, None] == bits).double().mean(2).numpy()  # [N, N]
     upper, same = np.triu(np.ones(equal.shape, dtype=bool), 1), groups[:, None] == groups
     shares = [equal[upper & kind] for kind in (same, ~same)]
-    percent = [f"{np.floor(100 * share.mean() + 0.5):.0f} %" if share.size else "-" for share in shares]
+    percent = [f"{np.floor(100 * share.mean() + 0.5):.0f}%" if share.size else "-" for share in shares]
     return bits.numpy(), [f"{np.floor(10 * sent + 0.5) / 10:.1f}", *percent]
 
 

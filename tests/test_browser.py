@@ -413,7 +413,7 @@ def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..
         slide(widget, "at", at)
         slide(widget, "g", g)
         picture = widget.find_element(By.CSS_SELECTOR, ".picture").get_attribute("innerHTML")
-        percent = re.findall(r"<title>[^:]*: ([\d.]+) %</title>", str(picture))
+        percent = re.findall(r"<title>[^:]*: ([\d.]+)%</title>", str(picture))
         found = np.array(percent, dtype=float).reshape(-1, 3).T / 100  # [3, classes]
         mixed = explored.mixed(kept["images"][at], g)
         assert np.allclose(found, mixed, atol=6e-4)

@@ -219,7 +219,7 @@ def test_b2_also_says_when_a_curve_that_falls_again_was_first_there(tmp_path):
     for arm in CHAIN[:3]:
         run = make_run(arm)
         if arm == "fedavg":
-            run["rounds"][1]["tuned_accuracy"] = 1.0  # and below 99 % again until round `SLOW`
+            run["rounds"][1]["tuned_accuracy"] = 1.0  # and below 99% again until round `SLOW`
         ledger.write(run)
     (result,) = [result for result in claims(NAME, ledger) if result.id == "B2"]
     assert f"fedavg {SLOW['fedavg']}.0" in result.note  # for good

@@ -209,7 +209,7 @@ def test_means_are_over_the_clients_that_are_in_them_and_newcomers_have_their_ow
     at = lines.index("  newcomers, means over 2 clients:")
     assert lines[0] == "fedavg, round 1, means over 4 clients:"
     for line, name in ((lines[1], "personal_accuracy"), (lines[at + 1], "unseen_personal_accuracy")):
-        assert line.startswith(f"  personal models    test accuracy {100 * last[name]:6.2f} %   loss ")
+        assert line.startswith(f"  personal models    test accuracy {100 * last[name]:6.2f}%   loss ")
     said = call(*few, "--clients", 400).stdout  # 359 test images
     assert said.startswith("fedavg, round 1, means over 359 clients:") and "newcomers" not in said
 

@@ -40,7 +40,7 @@ BY_HAND = {
         "18 of 18; -67.90 to -3.34",
     ),
     "the smaller the alpha, the worse the performance of FedAvg": ("yes", "+0.19 to +1.99"),
-    "[alpha = 0.5] the local tests of the three are 2 % ~ 10 % higher than that of FedAvg": (
+    "[alpha = 0.5] the local tests of the three are 2% ~ 10% higher than that of FedAvg": (
         "yes",
         "+2.47 to +8.54",
     ),

@@ -256,7 +256,7 @@ def test_explorers_show_what_was_recorded() -> None:
     }
     record = recorded(explorers.gate(["A", "</script>"], [image]))
     assert record["images"][0]["pixels"] == "f0000f0000f0000f"
-    assert "25 % of its training images are </script>" in record["images"][0]["about"]
+    assert "25% of its training images are </script>" in record["images"][0]["about"]
 
 
 LOGITS = np.array([[[0.3, -0.2, 1.0, -0.1], [-0.4, -0.7, 2.0, 0.2], [0.1, 0.9, -0.6, -0.5]],
@@ -298,13 +298,13 @@ def test_sentences_of_the_pages_by_hand() -> None:
     assert javascript(
         "e.view(v.record, v.settings).sentence", script=ROUTING, record=record, settings=settings
     ) == (
-        "round 7: blocks sent 1.0 per client, of 2, equal decisions 50 % two clients of one group, "
-        "equal decisions 75 % two clients of different groups"
+        "round 7: blocks sent 1.0 per client, of 2, equal decisions 50% two clients of one group, "
+        "equal decisions 75% two clients of different groups"
     )
     # The mixed logits are 2 (1 - g), 2 g and 0: A below one half, B above.
     record = recorded(explorers.gate(["A", "B", "<C>"], [IMAGE]))
     assert record["images"][0]["about"] == (
-        "client 3: 13 % of its training images are B; its gate gives this image g = 0.25"
+        "client 3: 13% of its training images are B; its gate gives this image g = 0.25"
     )
     for g, says in ((0.25, "A, wrong"), (0.51, "B, right")):
         assert javascript(

@@ -84,7 +84,7 @@ def build(source: Path, output: Path, *, pages: str = "html") -> int:
                 print(line, flush=True)
             elif (step := PROGRESS.search(line)) and (here := (step[1], int(step[2]) // 20)) != shown:
                 shown = here
-                print(f"  {step[1]}: {step[2]} %", flush=True)
+                print(f"  {step[1]}: {step[2]}%", flush=True)
     built = work / "_build" / pages
     first = "index.html" if pages == "html" else "intro.html"
     if process.returncode != 0 or not (built / first).is_file():

@@ -172,7 +172,7 @@ def bootstrap() -> Figure:
     right.axhspan(low, high, color="#E69F00", alpha=0.25)
     right.axhline(0, color=INK, linewidth=1)
     right.set(title="2,000 means", xticks=[], ylim=left.get_ylim(), yticklabels=[])
-    right.text(right.get_xlim()[1], high + 0.12, "95 % of them", ha="right", va="bottom", weight="bold")
+    right.text(right.get_xlim()[1], high + 0.12, "95% of them", ha="right", va="bottom", weight="bold")
     return figure
 
 
@@ -391,7 +391,7 @@ IDEAS: dict[str, Idea] = {
         "2,000 such means with a band for 95 percent.",
         "The bootstrap on ten made-up differences. Each new draw takes ten of the ten *with replacement*: "
         "larger dots were drawn more than once, others not at all. What to see: the means move from draw to draw, "
-        "and the middle 95 % of them form the interval.",
+        "and the middle 95% of them form the interval.",
     ),
     "two-tests": Idea(
         two_tests, "a-gate-between-two-experts", "cell-17",

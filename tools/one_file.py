@@ -190,11 +190,11 @@ def main(rounds=5, E=2, b=32, lr=0.1):
     }
     for name, (network, mine) in models.items():
         reads = accuracy(fed, lambda i, x, network=network, mine=mine: network(mine[i], x))
-        print(f"{name:12} {reads:5.1f} %")
+        print(f"{name:12} {reads:5.1f}%")
     parts, pi = blended(fed, stacked, *budget)
     each = [{name: t[m] for name, t in parts.items()} for m in range(5)]  # a mixture of probabilities, not of scores
     reads = accuracy(fed, lambda i, x: sum(p * linear(w, x).softmax(1) for p, w in zip(pi[i], each, strict=True)))
-    print(f"{'FedEM':12} {reads:5.1f} %")
+    print(f"{'FedEM':12} {reads:5.1f}%")
 
 
 if __name__ == "__main__":

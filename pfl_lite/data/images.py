@@ -129,7 +129,7 @@ class Images:
         return replace(self, merged=True, **pools)
 
     def recut(self) -> Images:
-        """All images cut anew, 80 % of each class to train and 20 % to test on, by one draw that no seed changes."""
+        """All images cut anew, 80% of each class to train and 20% to test on, by one draw that no seed changes."""
         pool = self.merge()
         random, test = generator(0, "recut"), np.zeros(len(pool.train_labels), dtype=bool)
         for label in np.unique(pool.train_labels):

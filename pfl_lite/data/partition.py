@@ -172,10 +172,10 @@ def split_validation(
 
 
 def split_locally(client: ClientIndices, number: int, val_fraction: float, seed: int) -> ClientIndices:
-    """Cut a client's own images (`client.train`) at random: 80 % for training, rounded down, the rest for testing
+    """Cut a client's own images (`client.train`) at random: 80% for training, rounded down, the rest for testing
     (FedEM's `generate_data.py`).
 
-    A `val_fraction` of the 80 %, rounded up, becomes validation images: 0.25 gives 60 : 20 : 20, as FedEM has it
+    A `val_fraction` of the 80%, rounded up, becomes validation images: 0.25 gives 60 : 20 : 20, as FedEM has it
     for tuning. At least one image is left to train on. Test images depend on `seed` and the client's `number`
     alone.
     """

@@ -438,7 +438,7 @@ class Writers(Partitioner):
 
     `writers` shares all writers out, as many a client as the others give or take one; `writers:K` draws K writers
     a client, and the images of the other writers stay unused (FedEM on FEMNIST: `writers:1`, as many clients as
-    15 % of the writers). The seed says who gets whom. Every client holds every class, but it looks different.
+    15% of the writers). The seed says who gets whom. Every client holds every class, but it looks different.
     Validation images are the same part of every client's training images, spread over its classes; test images
     are by the client's own writers, too. Needs a data set that says who wrote what.
     """

@@ -234,7 +234,7 @@ def pfedmb_table2(setting: str) -> Experiment:
             branches,
             "pFedMB's step on the branches is divided by the sum of the squares of alpha, so that its mixed layers move at the "
             "chosen rate: with B branches of equal weight they would move at a B-th of it, and with these rates, ten branches "
-            "and 50 clients all four candidates were still at 50 % on validation images after five rounds (a search that the "
+            "and 50 clients all four candidates were still at 50% on validation images after five rounds (a search that the "
             "ledger does not hold).",
             "pFedMe: lam = 15, K = 5; IFCA: two or five clusters; FedFomo: 5 or 10 models; FedAMP: lam = 0.1 or 1; "
             "FedProx: mu = 0.01 or 0.1; FedPer: the last layer is private. A method with a setting of its own tries two values "
@@ -423,16 +423,16 @@ def in_steps(leads: Array, step: int) -> Estimate:
     "B2",
     "pfedmb-table1",
     CHAIN[:3],
-    "Five pairs: pFedMB (eq. 5) reaches 99 % of its own final accuracy sooner than eq. 6 and than FedAvg, in rounds for good, in "
+    "Five pairs: pFedMB (eq. 5) reaches 99% of its own final accuracy sooner than eq. 6 and than FedAvg, in rounds for good, in "
     "rounds for the first time, and in local epochs (Fig. 4; the curve after fine-tuning decides where every run kept it)",
 )
 def faster(runs: Runs) -> ClaimResult:
-    """How much later each of the others is at 99 % of its own last value, three ways, of the rounds that all runs have.
+    """How much later each of the others is at 99% of its own last value, three ways, of the rounds that all runs have.
 
     pFedMB's clients train 2 E epochs a round, the others E, so that its lead in rounds is no lead in work.
     """
     counted: dict[str, Array] = {}
-    sooner: dict[str, Array] = {}  # the first round at 99 %, after which a curve may fall again
+    sooner: dict[str, Array] = {}  # the first round at 99%, after which a curve may fall again
     watched: dict[str, int] = {}  # most rounds from one evaluation to the next
     for quantity in ("tuned_accuracy", "personal_accuracy"):
         curves = [

@@ -336,7 +336,7 @@ def _() -> tuple[str, str]:
     )
 
 
-@says("V-C", "[alpha = 0.5] the local tests of the three are 2 % ~ 10 % higher than that of FedAvg")
+@says("V-C", "[alpha = 0.5] the local tests of the three are 2% ~ 10% higher than that of FedAvg")
 def _() -> tuple[str, str]:
     three = pd.concat([lead("I", name, "FedAvg") for name in MIXED])
     points = three.filter(like="alpha=0.5")
@@ -379,13 +379,13 @@ def _() -> tuple[str, str]:
     return supported((local > 0) & (whole > 0)), said
 
 
-@says("V-C", "PFL-MF achieves global test accuracy 1 % ~ 8 % higher than that of PFL-FB in all experiments")
+@says("V-C", "PFL-MF achieves global test accuracy 1% ~ 8% higher than that of PFL-FB in all experiments")
 def _() -> tuple[str, str]:
     whole = lead("II", "PFL-MF", "PFL-FB")
     return supported(whole.round().between(1, 8)), across(whole)
 
 
-@says("V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3 % ~ 1.7 % higher than that of PFL-MF")
+@says("V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3% ~ 1.7% higher than that of PFL-MF")
 def _() -> tuple[str, str]:
     local = lead("I", "PFL-MFE", "PFL-MF").filter(like="CIFAR10")
     return supported((local >= 0.295) & (local <= 1.745)), across(local)
@@ -397,7 +397,7 @@ def _() -> tuple[str, str]:
     return supported((local > 0) == local.index.str.endswith("=0.5")), across(local)
 
 
-@says("V-D", "[Fashion-MNIST] both are 0.05 % ~ 0.5 % higher than PFL-FB in local test")
+@says("V-D", "[Fashion-MNIST] both are 0.05% ~ 0.5% higher than PFL-FB in local test")
 def _() -> tuple[str, str]:
     both = pd.concat([lead("I", name, "PFL-FB").filter(like="Fashion") for name in ("PFL-MF", "PFL-MFE")])
     return supported(both.between(0.045, 0.545)), across(both)

@@ -16,14 +16,14 @@ from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, combined, hol
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
 
 Run = dict[str, Any]  # a result as its file in the ledger holds it
-Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95 % interval
+Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95% interval
 # Arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm.
 Runs = dict[str, list[Run]]
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What became of a claim; `value`, `se`, `interval` (95 %) and `threshold` have the statistic's unit."""
+    """What became of a claim; `value`, `se`, `interval` (95%) and `threshold` have the statistic's unit."""
 
     statistic: str
     verdict: str  # "held", "failed" or "undecided"
@@ -132,7 +132,7 @@ def per_client(runs: Sequence[Run], part: str = "final") -> Array:
 
 
 def paired(difference: Array, draws: int = 10_000) -> Paired:
-    """Mean, standard error and 95 % bootstrap interval of paired differences [seeds, clients].
+    """Mean, standard error and 95% bootstrap interval of paired differences [seeds, clients].
 
     Seeds and clients are drawn anew independently of each other: a client keeps its classes in every seed and
     the clients of a seed share their training, so all pairs together are less evidence than their number.

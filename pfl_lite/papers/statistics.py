@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The t interval at 95 %."""
+        """The t interval at 95%."""
         if not np.isfinite(self.se):
             return -np.inf, np.inf
         half = self.se * float(stats.t.ppf(1 - ONE_SIDED, self.df))
@@ -153,7 +153,7 @@ def best_rank(scores: Array, method: int, draws: int = DRAWS) -> RankTest:
 
 
 class Agreement(NamedTuple):
-    """How a table's order and level agree with the paper's: Kendall's tau with its 95 % interval, and the mean absolute gap."""
+    """How a table's order and level agree with the paper's: Kendall's tau with its 95% interval, and the mean absolute gap."""
 
     tau: float
     interval: tuple[float, float]
@@ -175,7 +175,7 @@ def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
 
 
 def settling(curves: Array, draws: int = 1000) -> tuple[Array, Array]:
-    """Kendall's tau [rounds] between the order of methods at each round and at the last, with its 95 % interval [2, rounds].
+    """Kendall's tau [rounds] between the order of methods at each round and at the last, with its 95% interval [2, rounds].
 
     From scores [seeds, clients, rounds, methods]. Seeds and clients are drawn anew, the same ones for both orders: the interval
     says how far these runs know the tau. At the last round it is 1 by definition.

@@ -125,7 +125,7 @@ def gate(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> str:
         entries.append(
             {
                 "name": f"{number + 1}: client {image['client']}, class {name}",
-                "about": f"client {image['client']}: {math.floor(100 * image['share'] + 0.5)} % of its training images "
+                "about": f"client {image['client']}: {math.floor(100 * image['share'] + 0.5)}% of its training images "
                 f"are {name}; its gate gives this image g = {g:.2f}",
                 "label": int(image["label"]),
                 "g": g,

@@ -129,7 +129,7 @@ def render_report(report: dict[str, Any], unseen: list[int]) -> str:
         lines += [f"  newcomers, means over {len(tested & {*unseen})} clients:", *newcomers]
     for key, scores in last.get("whole_test", {}).items():
         both = [
-            f"{name.replace('_', ' ')} {100 * scores[name]:6.2f} %" for name in ("global_test", "local_test")
+            f"{name.replace('_', ' ')} {100 * scores[name]:6.2f}%" for name in ("global_test", "local_test")
         ]
         lines.append(f"  {names[key]:<18} on all test images: {', '.join(both)}")
     lines.append(
@@ -150,5 +150,5 @@ def _scores(entry: dict[str, Any], prefix: str, names: dict[str, str]) -> list[s
                 f"{'not a number' if loss is None else f'{loss:.1e}'}: training diverged, try a smaller --lr"
             )
             shown = shown if lost else f"{loss:.4f}"
-            lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f} %   loss {shown}")
+            lines.append(f"  {title:<18} test accuracy {100 * accuracy:6.2f}%   loss {shown}")
     return lines

@@ -107,7 +107,7 @@
       pairs.rows.forEach(({ values }) => values.reverse());
     }
     const found = against(pairs);
-    const percent = (share) => `${Math.round(100 * share)} %`;
+    const percent = (share) => `${Math.round(100 * share)}%`;
     const points = `${found.difference < 0 ? "" : "+"}${show(found.difference, 2)}`;
     const [first, second] = pairs.methods.map(({ name }) => name);
     const remark = `${counted}: ${second} is above ${first} for ${percent(found.above)}, below for ${percent(found.below)}, ` +

@@ -39,7 +39,7 @@
       parts.push(`<text class="end" x="${left - 8}" y="${y + 16}"${bold}>${safe(name)}</text>`);
       probabilities.forEach((values, i) =>
         parts.push(`<rect class="${KINDS[i]}" x="${left}" y="${y + 7 * i + 1}" width="${Math.max(values[c] * long, 0.5)}" ` +
-          `height="6"><title>${record.experts[i]}: ${(100 * values[c]).toFixed(1)} %</title></rect>`));
+          `height="6"><title>${record.experts[i]}: ${(100 * values[c]).toFixed(1)}%</title></rect>`));
     });
     const cell = 112 / image.side;
     const pixels = [...image.pixels].map((digit, place) => {

@@ -53,7 +53,7 @@
       routes(blocks, own.map((each) => Number(kind === "draw" ? uniform() < sigmoid(each) : each > 0)), own));
     const agree = agreement(found.map((one) => one.bits), groups);
     const hidden = found.map((one) => sum(one.active.slice(1).map((layer) => sum(layer.map(Number)))));
-    const percent = (value) => (Number.isNaN(value) ? "-" : `${Math.round(100 * value)} %`);
+    const percent = (value) => (Number.isNaN(value) ? "-" : `${Math.round(100 * value)}%`);
     const values = [mean(hidden).toFixed(1), percent(agree.same), percent(agree.other)];
     const shown = measures.map(([name, remark], i) => [name, values[i], remark]);
     const order = groups.map((_, i) => i).sort((a, b) => groups[a] - groups[b] || a - b);

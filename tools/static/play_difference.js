@@ -66,8 +66,8 @@
         const accuracy = METHODS[name].personal(state, train, o).map((model, i) => test[i].accuracy(model));
         return [words, 100 * accuracy.reduce((a, b) => a + b, 0) / accuracy.length, 100 * Math.min(...accuracy)];
       });
-      part("dl").innerHTML = shown.map(([words, mean, worst]) => `<div><dt>${words}</dt><dd>${mean.toFixed(0)} %</dd>` +
-        `<dt>worst office ${worst.toFixed(0)} %</dt></div>`).join("");
+      part("dl").innerHTML = shown.map(([words, mean, worst]) => `<div><dt>${words}</dt><dd>${mean.toFixed(0)}%</dd>` +
+        `<dt>worst office ${worst.toFixed(0)}%</dt></div>`).join("");
     }
     root.addEventListener("click", ({ target }) => {
       const guess = target.dataset.kindOf;

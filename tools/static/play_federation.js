@@ -68,7 +68,7 @@
     }
 
     function draw() {
-      part("[data-of=strength] output").textContent = `${value("strength")} %`;
+      part("[data-of=strength] output").textContent = `${value("strength")}%`;
       part("[data-of=steps] output").textContent = value("steps");
       const now = Object.keys(NAMES).map((name) => ({ name, ...curves[name][round] }));
       const top = Math.max(...now.map(({ accuracy }) => percent(mean(accuracy))));
