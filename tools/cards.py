@@ -140,7 +140,7 @@ CARDS: dict[str, Card] = {
         knob="epochs of tuning; the cut", cost="FedAvg's traffic, some epochs more",
     ),
     "pfedme": Card(
-        TIE, TIES, "An own model on a leash; the server's follows it.", MODEL, (shared("model"), own("own model")),
+        TIE, TIES, "Its own model, tied to the server's, which follows.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="an own model; a common one follows it", when="during training",
         knob="λ, strength of the tie", cost="1 model each way, K times the work",
@@ -194,8 +194,8 @@ CARDS: dict[str, Card] = {
     ),
     "pfedmb": Card(
         BRANCHES, "pfedmb", "Shared branches in every layer; each office mixes.",
-        (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), own("mix α")),
-        "B branches", "B branches",
+        (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), sent("mix α")),
+        "B branches", "B branches and α",
         learns="branches for all, a mix per office", when="during training, by the mix",
         knob="B, branches per layer", cost="B models each way, twice the work",
     ),
