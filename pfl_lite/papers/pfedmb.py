@@ -424,7 +424,8 @@ def in_steps(leads: Array, step: int) -> Estimate:
     "pfedmb-table1",
     CHAIN[:3],
     "Five pairs: pFedMB (eq. 5) reaches 99% of its own final accuracy sooner than eq. 6 and than FedAvg, in rounds for good, in "
-    "rounds for the first time, and in local epochs (Fig. 4; the curve after fine-tuning decides where every run kept it)",
+    "rounds for the first time, and in local work, counted in units of E epochs (Fig. 4; the curve after fine-tuning decides "
+    "where every run kept it)",
 )
 def faster(runs: Runs) -> ClaimResult:
     """How much later each of the others is at 99% of its own last value, three ways, of the rounds that all runs have.

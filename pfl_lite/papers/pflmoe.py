@@ -84,7 +84,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "printed numbers come from three quarters too, so that the row on all images is our own addition; so is the row whose "
         "gate is held at 1/2 and learns nothing.",
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
-        "gate reads. The paper's gates learn by SGD in turns with the experts, the code's by Adam after them: the same "
+        "gate reads. The paper's gates learn by SGD, alternating with the experts, the code's by Adam after them: the same "
         "numbers stand beside both.",
         "CIFAR-10 is normalized by its own mean and standard deviation."
         if augmented
