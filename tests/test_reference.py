@@ -18,7 +18,7 @@ from reference.common import SGD, Client, Trained, join
 from reference.fedem import mixture_loss
 from reference.projection import layers, projected
 from reference.simplex import project, softmax
-from typer.testing import CliRunner
+from typer.main import get_command
 
 from pfl_lite.cli import app
 from pfl_lite.data.images import load
@@ -177,10 +177,12 @@ FEDERATION = ["--data", "digits", "--partition", "dirichlet:0.4", "--clients", s
 TRAINING = ["--model", "linear", "--rounds", str(ROUNDS), "--batch-size", "100000", "--dtype", "float64"]
 
 
+COMMAND = get_command(app)  # read from the functions once, and not once a call
+
+
 def command(*words: object) -> None:
     """Run `pfl-lite` in this process and expect it to succeed."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, f"{words}: {result.output} {result.exception!r}"
+    assert COMMAND.main([str(word) for word in words], standalone_mode=False) in (None, 0), words
 
 
 def read_federation(folder: Path, flags: Sequence[str] = FEDERATION) -> dict[str, list[Client]]:
