@@ -23,9 +23,9 @@ CELL = "cards"  # the id of a chapter's cell of cards
 MAP = """\
 # Map of the methods
 
-Every method of this book answers one question: *what is shared, and what stays?* The map puts all {count} answers side by side,
-in the order of the course. On a card the server stands above and three offices below; what is hatched travels in every round,
-what is blue is the same for all, and what has an office's color is that office's own.
+Every method in this book answers one question: *what is shared, and what stays?* The map shows all {count} answers, in the order
+of the course. Each card has the server at the top and three offices below. What is hatched travels in every round, what is blue
+is the same for all, and what has an office's color belongs to that office alone.
 
 ```{{figure}} {folder}/map-of-methods.svg
 :name: fig-map-of-methods
@@ -33,18 +33,18 @@ what is blue is the same for all, and what has an office's color is that office'
 :class: dark-light
 :figclass: large
 
-All methods on one sheet. What to see: how much of a card is blue, how much has an office's color, and how much is hatched. On a
-phone, swipe; a tap shows the whole sheet. Open
+All methods on one sheet. What to see: how much of each card is blue, how much has an office's color, and how much is hatched. On
+a phone, swipe; a tap shows the whole sheet. Open
 {{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
 ```
 
-## The same as a table
+## What each method costs, as a table
 
-Traffic is per office and round, in models of the size of one office's network.
+Traffic is counted per office and round; the unit is one model of the size of an office's network.
 
 {table}
 
-The cards one by one: [in the glossary](sec-cards). What to try first: [Which method when](which-method-when).
+The [glossary](sec-cards) has every card in full size, and [Which method when](which-method-when) says what to try first.
 """
 
 

@@ -86,13 +86,13 @@ the roof. Each entry links to its source.
 DATASETS_LEAD = """\
 # Data sets
 
-Three data sets come with the environment of the package, or are drawn by its code, and need neither a download
-nor a network; every teaching chapter runs on them. The others are fetched once through torchvision (FEMNIST is made
-from files of LEAF's scripts), converted to one `.npz` file, and read from there ever after. The folder of these files
-is `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command
-line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same.
+You need no download and no network for three of these data sets: one comes with scikit-learn, and the package draws the
+other two. Every teaching chapter runs on them. The others are fetched once through torchvision (FEMNIST is made from the
+files that LEAF's scripts write), converted to one `.npz` file, and read from there from then on. These files are in the
+folder `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command
+line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same one.
 
-No image of any data set is part of the repository.
+The repository contains no image of any data set.
 """
 
 
