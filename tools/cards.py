@@ -140,9 +140,9 @@ CARDS: dict[str, Card] = {
         knob="epochs of tuning; the cut", cost="FedAvg's traffic, some epochs more",
     ),
     "pfedme": Card(
-        TIE, TIES, "Its own model, tied to the server's, which follows.", MODEL, (shared("model"), own("own model")),
+        TIE, TIES, "A personal model on a leash; the server's follows.", MODEL, (shared("model"), own("own model")),
         "model", "model",
-        learns="an own model; a common one follows it", when="during training",
+        learns="a model each; a common one follows it", when="during training",
         knob="λ, strength of the tie", cost="1 model each way, K times the work",
     ),
     "ditto": Card(
@@ -152,9 +152,9 @@ CARDS: dict[str, Card] = {
         knob="λ, strength of the pull", cost="1 model each way, twice the work",
     ),
     "apfl": Card(
-        TIE, TIES, "Use a mix of the common model and an own one.", MODEL,
+        TIE, TIES, "Use a mix of the common model and your own.", MODEL,
         (shared("model"), own("own model"), own("share α")), "model", "model",
-        learns="both models, and the share of the own one", when="during training",
+        learns="both models, and how much of each to use", when="during training",
         knob="α at the start", cost="1 model each way, twice the work",
     ),
     "perfedavg": Card(
@@ -181,7 +181,7 @@ CARDS: dict[str, Card] = {
         knob="M, models to try", cost="M − 1 models down, 1 up",
     ),
     "fedamp": Card(
-        NEIGHBOURS, "neighbours", "The server mixes the models most like one's own.", (sent("models"),),
+        NEIGHBOURS, "neighbours", "The server mixes the models most like yours.", (sent("models"),),
         (sent("own model"), sent("its mix")), "its mix", "own model",
         learns="a model per office, and who is similar", when="during training",
         knob="λ, and σ of the attention", cost="1 model down, 1 up",
