@@ -68,7 +68,7 @@ PEERS = {
         "Flower",
         ("fedavg", "fedper"),
         ((2, 1),),
-        "ships no personalised method: FedPer keeps the head in the client's context",
+        "ships no personalized method: FedPer keeps the head in the client's context",
     ),
     "pfl-research": Peer(
         "pfl-research",

@@ -121,7 +121,7 @@ CARDS: dict[str, Card] = {
         knob="where to cut the network", cost="less than a model each way",
     ),
     "fedrep": Card(
-        PART, "sharing-a-part", "FedPer in turns: first the head, then the base.", (shared("base"),),
+        PART, "sharing-a-part", "FedPer, one part at a time: head, then base.", (shared("base"),),
         (shared("base"), own("head")),
         "base", "base",
         learns="a head per office, then the base for all", when="during training",

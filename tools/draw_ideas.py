@@ -405,9 +405,9 @@ IDEAS: dict[str, Idea] = {
         participation, "lab-federated-learning-in-twenty-lines", "cell-30",
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn.",
-        "Eight offices, two of them asked in each round ($C = 1/4$). What to see: a row has long gaps, so a "
-        "model may go far without an office, and Dunmore is not asked once; the weights of a round are those "
-        "of its *filled* squares.",
+        "Eight offices, two of them asked in each round ($C = 1/4$). What to see: rows have long gaps, so the "
+        "model may go far without an office, and Dunmore is never asked. Only the offices with *filled* "
+        "squares count in a round.",
     ),
     "variates": Idea(
         variates, "pulling-towards-the-centre", "cell-07",

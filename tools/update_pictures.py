@@ -24,8 +24,8 @@ MAP = """\
 # Map of the methods
 
 Every method in this book answers one question: *what is shared, and what stays?* The map shows all {count} answers, in the order
-of the course. Each card has the server at the top and three offices below. What is hatched travels in every round, what is blue
-is the same for all, and what has an office's color belongs to that office alone.
+of the course. Each card has the server at the top and three offices below. Hatched parts travel in every round, blue
+parts are the same for all, and parts in an office's color belong to that office alone.
 
 ```{{figure}} {folder}/map-of-methods.svg
 :name: fig-map-of-methods
@@ -82,8 +82,8 @@ def cell(chapter: str) -> str:
     methods = [method for method, card in CARDS.items() if card.chapter == chapter]
     shown = image(methods[0]) if len(methods) == 1 else grid(methods)
     return (
-        f"{shown}\n\n*On a card, what is hatched travels in every round, what is blue is shared, and what has an office's color "
-        "is that office's own. All methods side by side: [the map](map-of-methods).*"
+        f"{shown}\n\n*On a card, hatched parts travel in every round, blue parts are shared, and parts in an office's color "
+        "are its own. All methods side by side: [the map](map-of-methods).*"
     )
 
 
