@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,9 +54,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files."""
+    """Mark the tests of slow files, and of the second implementations every case with an option: the paper's case is quick."""
     for item in items:
-        if item.path.stem in SLOW:
+        if item.path.stem in SLOW or re.match(r"test_package_agrees\[.*-", item.name):
             item.add_marker(pytest.mark.slow)
 
 

@@ -104,6 +104,7 @@ def test_padding_is_what_the_engine_computes() -> None:
     assert 1 - sim.map.images_trained / sim.map.images_computed == pytest.approx(share) and share > 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("together", [1, 2])
 def test_numbers_do_not_depend_on_who_is_computed_together(method: str, together: int) -> None:

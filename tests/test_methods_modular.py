@@ -594,6 +594,7 @@ def test_fedmn_blocks_and_encoders_are_distinct_parameters(federation: Any) -> N
 # ---- loop and vmap, schedules, pre-training, scoring ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

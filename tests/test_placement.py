@@ -111,6 +111,7 @@ def replace_dtype(federation: Any) -> Any:
     return replace(federation, images=federation.images.float(), test_images=federation.test_images.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["local", "aggregate", "score", "tune"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_stays_on_the_device_and_waits_for_nothing(

@@ -113,6 +113,7 @@ def test_use_style_changes_figures_to_come() -> None:
         assert plt.rcParams["figure.dpi"] == 110 and plt.rcParams["figure.constrained_layout.use"]
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_sharp_figures_unless_its_reader_asked_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

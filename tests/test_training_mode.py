@@ -144,6 +144,7 @@ def test_the_masks_of_every_mini_batch_differ_and_come_again(federation: Any) ->
     assert not set(other) & set(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_vmap_equals_loop_with_dropout(federation: Any, method: str) -> None:
     settings: dict[str, Any] = {"model": "dropped", "momentum": 0.5, "participation": 0.6, "epochs": 1}
@@ -350,6 +351,7 @@ def test_scores_use_the_running_statistics(federation: Any) -> None:
     assert sim.report()["final"]["test_accuracy"][1] == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FITTING)
 @pytest.mark.parametrize("model", ["normed", "noisy"])
 def test_vmap_equals_loop_with_batch_norm(federation: Any, method: str, model: str) -> None:
