@@ -11,6 +11,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, GROUPS, members
 from pfl_lite.papers.pfedmb import branches_used, by_chance
 from pfl_lite.papers.statement import claims_by_name, paired
+from pfl_lite.papers.statistics import widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.verdicts import claims, frame
 from pfl_lite.show.text import render_verdicts
@@ -135,8 +136,8 @@ def test_paired_differences_by_hand():
     assert (mean, interval) == (0.5, (0.5, 0.5)) and se == pytest.approx(0, abs=1e-12)
     difference = np.tile([-1.0, 1.0], (1, 50))  # one seed, 100 clients: s.e. of the mean is 1/10
     mean, se, (low, high) = paired(difference)
-    assert mean == 0 and se == pytest.approx(0.1, rel=0.03)
-    assert (low, high) == (pytest.approx(-0.196, abs=0.02), pytest.approx(0.196, abs=0.02))
+    assert mean == 0 and se == pytest.approx(0.1 * widening(100), rel=0.03)
+    assert (-low, high) == (pytest.approx(0.196 * widening(100), abs=0.02),) * 2
     assert paired(difference) == (mean, se, (low, high))  # the draws are fixed
     seeds = np.repeat(
         [[-1.0], [1.0]], 10, axis=1

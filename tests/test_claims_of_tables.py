@@ -14,8 +14,8 @@ from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
 from pfl_lite.papers.pfedmb import SCAN, fewer_on_cifar100
 from pfl_lite.papers.pflmoe import ALL
-from pfl_lite.papers.statement import ONE_SEED, Link, ahead, claims_by_name, estimate, per_client, widening
-from pfl_lite.papers.statistics import ranks
+from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per_client
+from pfl_lite.papers.statistics import ONE_SEED, ranks, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
 from pfl_lite.results.verdicts import ClaimResult, claims
@@ -399,3 +399,12 @@ def test_one_seed_errs_no_more_often_than_it_says_if_seeds_add_what_they_add_at_
         one = estimate(of_seed * random.normal() + random.normal(size=(1, clients)))
         wrong += one.p_above() < 0.025
     assert wrong <= 25 + 3 * 5
+
+
+def test_one_seed_does_not_order_two_gates(verdict: Callable[..., ClaimResult]) -> None:
+    def ahead(_name: str, arm: str) -> float:
+        return {"pfl_mf": 90.0, "pfl_mfe": 80.0}.get(arm, 70.0)
+
+    alone = verdict("E6-lenet", ahead, seeds=(0,))
+    assert alone.verdict == "undecided" and "6 of 6 hold" in alone.note and "second seed" in alone.note
+    assert verdict("E6-lenet", ahead, seeds=(0, 1)).verdict == "held"

@@ -173,9 +173,9 @@ def on_average(better: str, worse: str, names: Sequence[str]) -> Link:
     return Link(terms, measure=LOCAL)
 
 
-def claimed(id: str, text: str, links: Sequence[Link]) -> None:
+def claimed(id: str, text: str, links: Sequence[Link], starts: str = "") -> None:
     """Register a claim about the two tables."""
-    linked(id, "pflmoe-tables", text, links)
+    linked(id, "pflmoe-tables", text, links, starts)
 
 
 for suffix, (where, names) in SCOPES.items():
@@ -201,6 +201,7 @@ for suffix, (where, names) in SCOPES.items():
         f"E6{suffix}",
         f"The gate that reads pixels is not below the one that reads features in the global test, in {where} (Table II)",
         everywhere("pfl_mf", "pfl_mfe", names, GLOBAL),
+        starts="a gate",
     )
     claimed(
         f"E7{suffix}",
@@ -227,6 +228,7 @@ claimed(
     "E5",
     "CIFAR-10: the gate that reads features (PFL-MFE) is above the one that reads pixels (PFL-MF) in the local test (Table I)",
     everywhere("pfl_mfe", "pfl_mf", CIFAR),
+    starts="a gate",
 )
 claimed(
     "E8",
