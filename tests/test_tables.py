@@ -390,3 +390,13 @@ def test_a_group_is_one_csv_that_names_the_experiment_of_every_row(ledger):
         back = pd.read_csv(io.StringIO(result.stdout))
         assert list(back)[:2] == ["experiment", "Method"] and len(back) == rows
         assert list(back["experiment"].unique()) == list(members(name))
+
+
+@pytest.mark.parametrize("converged", [True, False])
+def test_a_row_that_ended_at_the_limit_says_so(tmp_path, converged):
+    name, ledger = "pfedmb-table2-random2-50", Ledger(tmp_path)
+    run = make_run("local", 84.0, rounds=300) | {"experiment": f"{name}-paper"}
+    run["rounds"][-1]["converged"] = converged
+    ledger.write(run)
+    reason = table(name, ledger, "paper").set_index("Method")["Reason"]["Local"]
+    assert "1 of 3 seeds" in reason and ("limit of 300 rounds" in reason) != converged

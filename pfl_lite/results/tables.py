@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_lite.config import MACHINE_KEYS
-from pfl_lite.engine.history import diverged_in
+from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
 from pfl_lite.papers.statement import NotTestable, per_client_measure
 from pfl_lite.papers.statistics import agreement, ranks
@@ -147,6 +147,8 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
         planned = experiment.rounds_of(arm)
         if (least := min(map(reached, runs))) < planned:
             said.append(f"{least:g} rounds of {planned}")
+        if experiment.patience and any(converged_in(run["rounds"]) is None for run in runs):
+            said.append(f"ended at the limit of {planned} rounds, not by the rule of convergence")
         configs = [flat(run["config"]) for run in runs]
         keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
