@@ -34,7 +34,7 @@ _ROOMS = {
     "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
     "papers.statement": "paired",
-    "papers.statistics": "agreement settling",
+    "papers.statistics": "agreement settling widening",
     "results.tables": "runs_of",
     "results.verdicts": "claims",
     "seeds": "generator",

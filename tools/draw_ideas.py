@@ -361,7 +361,7 @@ IDEAS: dict[str, Idea] = {
         "Three triangles with corners A, B and C, each with 150 dots. For concentration 0.1 almost all dots "
         "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
         "middle.",
-        "Each dot is one class, dealt over three offices: at corner A, Ashford has all of it; in the middle, "
+        "Each dot is one class, dealt out to three offices: at corner A, Ashford has all of it; in the middle, "
         "everyone has a third. What to see: the concentration $a$ moves the dots from the corners to the "
         "middle. A dot has the color of the office with most of it.",
     ),
