@@ -344,7 +344,7 @@ IDEAS: dict[str, Idea] = {
     "patterns": Idea(
         patterns, "what-to-try-first", "cell-01",
         "Four charts with three bars each, for Local, FedAvg and FedAvg with fine-tuning. All alike: Local is lower, the other "
-        "two are level. Something of each: the first two are level, fine-tuning is above both. Narrow tasks: Local and "
+        "two are level. Something of each: the first two are nearly level, fine-tuning is above both. Narrow tasks: Local and "
         "fine-tuning are level, FedAvg is lower. Contradictions: FedAvg is far below the other two.",
         "Three methods, four patterns. These bars are drawn, not measured; below you measure all four. What to see: which of the "
         "three bars is out of line, and in which direction.",
@@ -389,7 +389,7 @@ IDEAS: dict[str, Idea] = {
         "Three panels with one vertical axis. Left, ten dots and their mean. Middle, three columns in which "
         "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
         "2,000 such means with a band for 95 percent.",
-        "The bootstrap on ten made-up differences. Each new draw takes ten of the ten *with replacement*: "
+        "The bootstrap on ten made-up differences. Each new draw takes ten differences *with replacement*: "
         "larger dots were drawn more than once, others not at all. What to see: the means move from draw to draw, "
         "and the middle 95% of them form the interval.",
     ),
@@ -404,7 +404,7 @@ IDEAS: dict[str, Idea] = {
     "participation": Idea(
         participation, "lab-federated-learning-in-twenty-lines", "cell-30",
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
-        " colors; some offices wait for several rounds before their first turn.",
+        " colors; some offices wait for several rounds before their first turn, and Dunmore gets none.",
         "Eight offices, two of them asked in each round ($C = 1/4$). What to see: rows have long gaps, so the "
         "model may go far without an office, and Dunmore is never asked. Only the offices with *filled* "
         "squares count in a round.",
