@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import logging
 import os
 import re
 import shutil
@@ -132,7 +133,7 @@ def edition(chapter: Chapter, writer: Writer, *, solved: bool) -> NotebookNode:
         elif solved:
             cells.append(
                 new_markdown_cell(
-                    f"**Solution of exercise {exercise.number}**", id=f"{exercise.label}-solution"
+                    f"**Solution of exercise {exercise.number}**", id=f"{exercise.label}-solved"
                 )
             )
             cells += [cell for piece in parts for cell in shown(piece, writer)]
@@ -150,6 +151,8 @@ def release(grading: Path, name: str) -> None:
     config = Config()
     exec(compile(CONFIG, "nbgrader_config.py", "exec"), {"get_config": lambda: config})
     config.CourseDirectory.root = str(grading)
+    # Its log of every file stays off the screen, and so does its complaint that this machine has no exchange.
+    logging.getLogger("traitlets").propagate = False
     result = NbGraderAPI(config=config).generate_assignment(name)
     if not result["success"]:
         raise RuntimeError(f"nbgrader could not release {name}:\n{result['log']}")
