@@ -20,7 +20,7 @@ from pfl_lite.papers import get_experiment
 ROWS = {
     "FedAvg": "fedavg",
     "FedMN, every part learns": "fedmn-printed",
-    "FedMN, of the router its last layer learns": "fedmn-works",
+    "FedMN, only the router's last layer learns": "fedmn-works",
 }
 
 

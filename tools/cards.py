@@ -195,7 +195,7 @@ CARDS: dict[str, Card] = {
     "pfedmb": Card(
         BRANCHES, "pfedmb", "Shared branches in every layer; each office mixes.",
         (shared("branch 1"), shared("branch 2"), shared("branch 3")), (shared("all branches"), sent("mix α")),
-        "B branches", "B branches and α",
+        "B branches", "B branches, α",
         learns="branches for all, a mix per office", when="during training, by the mix",
         knob="B, branches per layer", cost="B models each way, twice the work",
     ),

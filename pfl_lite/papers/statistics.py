@@ -83,7 +83,7 @@ def widening(clients: int) -> float:
     """By how much the error of one seed with so many clients is widened.
 
     What a seed does to all of its clients alike does not average out over them, while what clients tell does: if it is as large
-    as in the column that shows most of it, the factor is 1.33 for 15 clients, 1.9 for 50 and 2.4 for 100.
+    as in the column that shows most of it, the factor is 1.33 for 15 clients, 1.9 for 50 and 2.5 for 100.
     """
     return float(np.sqrt(1 + clients * (ONE_SEED**2 - 1) / ONE_SEED_CLIENTS))
 

@@ -20,7 +20,7 @@
     concept: (strength) => `Look at the same shape in two offices: ${swapped(strength)} trade places in Easton's country. ` +
       "No single model can read both.",
     quantity: () => "Look at the numbers of images: the town has many times the village's mail. Local fails in the villages, " +
-      "and FedAvg carries them.",
+      "and FedAvg helps them out.",
   };
 
   function build(root, part, { offices, pool: packed }) {
