@@ -363,7 +363,7 @@ IDEAS: dict[str, Idea] = {
         "middle.",
         "Each dot is one class, dealt out to three offices: at corner A, Ashford has all of it; in the middle, "
         "everyone has a third. What to see: the concentration $a$ moves the dots from the corners to the "
-        "middle. A dot has the color of the office with most of it.",
+        "middle. A dot has the color of the office that gets most of it.",
     ),
     "envelope": Idea(
         envelope, "two-models-one-tie", "cell-10",
