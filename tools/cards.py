@@ -95,7 +95,7 @@ CARDS: dict[str, Card] = {
         FIRST, THREE, "FedAvg; then every office tunes its own copy.", MODEL, (shared("model"), own("tuned copy")),
         "model", "model",
         learns="one model for all, then a copy per office", when="after the last round",
-        knob="epochs of tuning", cost="FedAvg's traffic, some epochs more",
+        knob="epochs of tuning", cost="FedAvg's traffic, a few more epochs",
     ),
     "fedprox": Card(
         CENTER, DRIFT, "FedAvg with a rubber band to the server's model.", MODEL, MODEL, "model", "model",
@@ -103,13 +103,13 @@ CARDS: dict[str, Card] = {
         knob="μ, strength of the band", cost="1 model down, 1 up",
     ),
     "scaffold": Card(
-        CENTER, DRIFT, "Each step is corrected by how this office differs.", (shared("model"), shared("drift")),
-        (shared("model"), own("own drift")), "model, drift", "changes of both",
-        learns="one model, and every drift", when="never",
+        CENTER, DRIFT, "Each step is corrected by how this office differs.", (shared("model"), shared("variate")),
+        (shared("model"), own("own variate")), "both", "changes of both",
+        learns="one model, and every control variate", when="never",
         knob="the server's step", cost="2 models down, 2 up",
     ),
     "moon": Card(
-        CENTER, DRIFT, "Features stay near the server's, away from one's last.", MODEL, (shared("model"), own("last model")),
+        CENTER, DRIFT, "Features follow the server's model, not last round's.", MODEL, (shared("model"), own("last model")),
         "model", "model",
         learns="one model for all", when="never",
         knob="μ, weight of the contrast", cost="1 model each way, 3 forward passes",
@@ -137,7 +137,7 @@ CARDS: dict[str, Card] = {
         PART, "sharing-a-part", "FedAvg; then every office tunes its top layers.", MODEL,
         (shared("model"), own("tuned head")), "model", "model",
         learns="one model for all, then a head per office", when="after the last round",
-        knob="epochs of tuning; the cut", cost="FedAvg's traffic, some epochs more",
+        knob="epochs of tuning; the cut", cost="FedAvg's traffic, a few more epochs",
     ),
     "pfedme": Card(
         TIE, TIES, "A personal model on a leash; the server's follows.", MODEL, (shared("model"), own("own model")),
@@ -203,19 +203,19 @@ CARDS: dict[str, Card] = {
         GATE, MOE, "A gate picks, image by image: common or own model.", MODEL,
         (shared("model"), own("tuned model"), own("gate")), "model", "model",
         learns="one model for all; expert and gate per office", when="after the last round",
-        knob="rates of expert and gate", cost="FedAvg's traffic, two trainings more",
+        knob="rates of expert and gate", cost="FedAvg's traffic, two trainings at the end",
     ),
     "pfl_mf": Card(
         GATE, MOE, "PFL-MoE with a common base; the gate reads pixels.", MODEL,
         (shared("model"), own("tuned head"), own("pixel gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
-        knob="where to cut the network", cost="FedAvg's traffic, small trainings more",
+        knob="where to cut the network", cost="FedAvg's traffic, two small trainings at the end",
     ),
     "pfl_mfe": Card(
         GATE, MOE, "PFL-MF whose gate reads features, not pixels.", MODEL,
         (shared("model"), own("tuned head"), own("feature gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
-        knob="where to cut the network", cost="FedAvg's traffic, small trainings more",
+        knob="where to cut the network", cost="FedAvg's traffic, two small trainings at the end",
     ),
     "pfedhn": Card(
         WRITTEN, "generated-models", "A network at the server writes each office's network.",
