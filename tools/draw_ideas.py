@@ -405,8 +405,8 @@ IDEAS: dict[str, Idea] = {
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn, and Dunmore gets none.",
         "Eight offices, two of them asked in each round ($C = 1/4$). What to see: rows have long gaps, so the "
-        "model may go far without an office, and Dunmore is never asked. Only the offices with *filled* "
-        "squares count in a round.",
+        "model may train for many rounds without an office, and Dunmore is never asked. Only the offices "
+        "with *filled* squares count in a round.",
     ),
     "variates": Idea(
         variates, "pulling-towards-the-centre", "cell-07",
