@@ -64,7 +64,7 @@ class Setting(NamedTuple):
     device: str = "cpu"
 
     def simulation(self, method: str = "fedavg", engine: str = "loop", workers: int = 1) -> Simulation:
-        """Ready to train; two classes a client."""
+        """Ready to train; two classes per client."""
         config = make_config(
             method, **self._asdict(), engine=engine, partition="classes:2", lr=0.01, rounds=10_000, eval_every=10_000,
             **METHODS[method],

@@ -312,7 +312,7 @@ def test_a_run_says_what_begins_and_from_where_it_goes_on(tmp_path: Path) -> Non
 
 def test_each_letter_of_a_partition_is_explained() -> None:
     text = " ".join(call("partition", "--help").stdout.split())
-    assert "shares:K:A:B: K classes a client, shares proportional to U(A, B)" in text
+    assert "shares:K:A:B: K classes per client, shares proportional to U(A, B)" in text
     assert "(cifar100)" in text and "`pfl-lite partition --help`" not in text
 
 

@@ -120,7 +120,7 @@ def test_summary_and_repr() -> None:
     assert "5 clients, 10 classes, 1 x 8 x 8 pixels" in lines[0]
     rows = {line[:22].strip(): line[22:].split() for line in lines[1:]}
     assert rows["training"] == ["10", "10", "10", "50"] and rows["test"] == ["6", "6", "6", "30"]
-    assert rows["classes a client"] == ["2", "2", "2"]
+    assert rows["classes per client"] == ["2", "2", "2"]
     assert rows["label distance"][0] == "0.80" and rows["effective classes"][0] == "2.00"
     assert max(map(len, lines)) <= 90
 

@@ -207,7 +207,7 @@ class Federation:
         shape = f"{self.classes} classes, {self.channels} x {self.size} x {self.size} pixels"
         lines = [
             f"{self.card.title}: {len(self)} clients, {f'{self.channels} columns' if numbers else shape}",
-            f"{'rows a client' if numbers else 'images a client':<22}{'min':>8}{'median':>10}{'max':>8}{'all':>10}",
+            f"{'rows per client' if numbers else 'images per client':<22}{'min':>8}{'median':>10}{'max':>8}{'all':>10}",
         ]
         rows = (("training", self.train_sizes), ("validation", self.val_sizes), ("test", self.test_sizes))
         for title, sizes in rows:
@@ -227,7 +227,7 @@ class Federation:
         return "\n".join(lines)
 
     def _classes_told(self) -> list[str]:
-        """Lines of `summary`: classes a client, and how unlike the clients' labels are."""
+        """Lines of `summary`: classes per client, and how unlike the clients' labels are."""
         counts = self.class_counts("train")
         held, measures = (counts > 0).sum(dim=1), heterogeneity(counts.numpy())
         middle = held.double().quantile(0.5).item()
@@ -237,7 +237,7 @@ class Federation:
             "size_ratio": "most over fewest training images",
             "size_gini": "0: equal numbers of training images",
         }
-        return [f"{'classes a client':<22}{held.min():>8}{middle:>10g}{held.max():>8}"] + [
+        return [f"{'classes per client':<22}{held.min():>8}{middle:>10g}{held.max():>8}"] + [
             f"{key.replace('_', ' '):<22}{measures[key]:>8.2f}  ({remark})" for key, remark in remarks.items()
         ]
 

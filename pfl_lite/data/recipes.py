@@ -144,7 +144,7 @@ class Pairs(Partitioner):
 
 @dataclass(frozen=True)
 class Classes(Partitioner):
-    """k distinct classes a client, every (client, class) slot an equal share of the class (pFedMB, "random 2
+    """k distinct classes per client, every (client, class) slot an equal share of the class (pFedMB, "random 2
     classes").
 
     Clients choose one after the other, each the k classes held least so far, ties at random; so the numbers
@@ -155,11 +155,11 @@ class Classes(Partitioner):
     k: int
 
     usage: ClassVar[str] = "classes:K"
-    summary: ClassVar[str] = "K distinct classes a client, balanced, equal shares (classes:2)"
+    summary: ClassVar[str] = "K distinct classes per client, balanced, equal shares (classes:2)"
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise InputError(f"the number of classes a client must be at least 1, not {self.k}")
+            raise InputError(f"the number of classes per client must be at least 1, not {self.k}")
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         return _normalise(_balanced_choice(sizes, clients, self.k, rng).astype(float))
@@ -167,7 +167,7 @@ class Classes(Partitioner):
 
 @dataclass(frozen=True)
 class ClassShares(Classes):
-    """k classes a client in unequal parts (pFedMB on CIFAR-100: `shares:20:0.3:0.7`).
+    """k classes per client in unequal parts (pFedMB on CIFAR-100: `shares:20:0.3:0.7`).
 
     Classes are chosen as in `classes:k`; then every (client, class) slot draws u ~ U(a, b), and a client gets
     u divided by the sum of u over the holders of the class. Sizes differ between clients, moderately.
@@ -177,7 +177,7 @@ class ClassShares(Classes):
     high: float
 
     usage: ClassVar[str] = "shares:K:A:B"
-    summary: ClassVar[str] = "K classes a client, shares proportional to U(A, B) (shares:20:0.3:0.7)"
+    summary: ClassVar[str] = "K classes per client, shares proportional to U(A, B) (shares:20:0.3:0.7)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -550,12 +550,12 @@ def _text(value: float) -> str:
 
 
 def _balanced_choice(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """k distinct classes a client, as many holders for every class (give or take one): bool [clients,
+    """k distinct classes per client, as many holders for every class (give or take one): bool [clients,
     classes].
     """
     present = np.flatnonzero(sizes)
     if k > len(present):
-        raise InputError(f"{k} classes a client are more than the {len(present)} classes of the data set")
+        raise InputError(f"{k} classes per client are more than the {len(present)} classes of the data set")
     held = np.zeros((clients, len(sizes)), dtype=bool)
     holders = np.zeros(len(present), dtype=np.int64)
     for i in range(clients):

@@ -289,7 +289,7 @@ def table2_deviations(
         step,
         "pFedMB's clients train 2 E epochs a round, alpha and then the branches, as the paper has it; the others train E.",
         own,
-        "Two classes a client: every class has as many holders as any other. Dirichlet: a client that has its share of the "
+        "Two classes per client: every class has as many holders as any other. Dirichlet: a client that has its share of the "
         "images gets no more, as in PFNM's code, and each has at least ten.",
         tuned,
         "Normalization is not stated: per-channel mean and standard deviation, no augmentation.",

@@ -162,7 +162,7 @@ def plot_partition(
     classes: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw who holds what: images a client above, and a client x class picture of the counts below.
+    """Draw who holds what: images per client above, and a client x class picture of the counts below.
 
     `federation` is a Federation or an array of counts [clients, classes]; a bubble's area is proportional to its number of
     images. Raises InputError for another shape.

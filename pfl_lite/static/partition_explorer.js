@@ -40,7 +40,7 @@
     return shares;
   }
 
-  // k distinct classes a client: those held least so far, ties at random; equal shares of a class.
+  // k distinct classes per client: those held least so far, ties at random; equal shares of a class.
   function classShares(clients, classes, k, uniform) {
     const shares = table(clients, classes);
     const holders = new Array(classes).fill(0);
@@ -109,7 +109,7 @@
     const [x, y] = [(i) => left + (i + 0.5) * cell, (c) => grid + (c + 0.5) * row];
     const every = (step) => (step >= 16 ? 1 : step >= 9 ? 2 : 5);
     const most = Math.max(...counts.flat());
-    const parts = [`<text x="0" y="12">images a client (largest: ${Math.max(...sizes)})</text>`];
+    const parts = [`<text x="0" y="12">images per client (largest: ${Math.max(...sizes)})</text>`];
     sizes.forEach((size, i) => {
       const tall = (bars * size) / Math.max(...sizes);
       parts.push(`<rect class="bar" x="${x(i) - 0.35 * cell}" y="${top + bars - tall}" ` +
@@ -136,7 +136,7 @@
 
   const SLIDERS = [ // name, label, smallest, largest, step, start; alpha is set by its decimal logarithm
     ["alpha", "a, concentration", -1.3, 2, 0.05, -0.4],
-    ["k", "classes a client, k", 1, 20, 1, 2],
+    ["k", "classes per client, k", 1, 20, 1, 2],
     ["clients", "clients", 2, 30, 1, 12],
     ["classes", "classes", 2, 20, 1, 10],
     ["seed", "seed", 0, 99, 1, 0],
@@ -147,7 +147,7 @@
       `<label data-row="${name}"><span>${label} <output></output></span><input type="range" name="${name}" ` +
       `min="${min}" max="${max}" step="${step}" value="${value}"></label>`;
     root.innerHTML = '<form><label><span>partition</span><select name="kind"><option value="dirichlet">' +
-      'Dirichlet(a)</option><option value="classes">k classes a client</option></select></label>' +
+      'Dirichlet(a)</option><option value="classes">k classes per client</option></select></label>' +
       SLIDERS.map(slider).join("") +
       '</form><dl></dl><p class="spoken" role="status"></p><div class="picture"></div>';
     const input = (name) => part(`[name="${name}"]`);
