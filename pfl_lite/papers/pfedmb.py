@@ -346,29 +346,51 @@ def pfedmb_branches(setting: str) -> Experiment:
     )
 
 
-def pfedmb_decay() -> Experiment:
-    """Our addition: would FedAvg end where FedProx and IFCA do, had its short search kept their weight decay?"""
-    base = pfedmb_table2("random2-50").at("paper")
-    settings = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.005}
+def pfedmb_decay(setting: str) -> Experiment:
+    """Our addition: where would FedAvg and pFedMB end, had their short search kept the weight decay it starts with?"""
+    _, _, clients, words, branches, _ = TABLE2_SETTINGS[setting]
+    base, plain = pfedmb_table2(setting).at("paper"), STARTS[0]
+    mixed = BRANCH_SEARCH["grid"][0] | {
+        "branches": branches,
+        "alpha_lr": BRANCH_SEARCH["ladders"]["alpha_lr"][-1],
+    }
+
+    def arm(key: str, method: str, settings: Settings) -> Arm:
+        label = f"{TABLE2_LABELS[method]}, weight decay {settings['weight_decay']}"
+        return Arm(key, method, label, None, (), settings)
+
+    more = (arm("pfedmb-more-decay", "pfedmb", mixed | {"weight_decay": plain["weight_decay"]}),)
     return replace(
         base,
-        name="pfedmb-decay",
-        title="Our addition to pFedMB's Table II, two of ten classes and 50 clients: FedAvg with weight decay",
+        name=decay_name(setting),
+        title=f"Our addition to pFedMB's Table II, {words.replace('; ', ', ')} clients: with weight decay",
         budget=DEFAULT_BUDGET,
-        arms=(Arm("fedavg-decay", "fedavg", "FedAvg, weight decay 0.005", None, (), settings),),
+        arms=(
+            arm("fedavg-decay", "fedavg", plain),
+            arm("pfedmb-decay", "pfedmb", mixed),
+            *(more if clients == 15 else ()),
+        ),
         seeds=(0,),
+        searched_in=None,
         deviations=(
-            "FedAvg as in that table with the paper's budget, rate and momentum included, but with the weight decay of FedProx, "
-            "FedPer and IFCA (0.005); its own search of 20 rounds chose none.",
+            "FedAvg and pFedMB as in that table with the paper's budget, all other settings included, but with the weight decay "
+            f"at which their searches begin (FedAvg: {plain['weight_decay']}, as FedProx and IFCA keep it; pFedMB: "
+            f"{mixed['weight_decay']}, and with 15 clients also FedAvg's); these searches of {base.search_rounds} rounds chose "
+            "none.",
         ),
     )
+
+
+def decay_name(setting: str) -> str:
+    """What the experiment with weight decay is called in a setting of Table II."""
+    return "pfedmb-decay" if setting == "random2-50" else f"pfedmb-decay-{setting}"
 
 
 PFEDMB = (
     PFEDMB_TABLE1,
     *map(pfedmb_table2, TABLE2_SETTINGS),
     *map(pfedmb_branches, TABLE2_SETTINGS),
-    pfedmb_decay(),
+    *map(pfedmb_decay, ("random2-50", "random2-15")),
 )
 
 
