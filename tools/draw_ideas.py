@@ -362,7 +362,7 @@ IDEAS: dict[str, Idea] = {
         "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
         "middle.",
         "Each dot is one class, dealt out to three offices: at corner A, Ashford has all of it; in the middle, "
-        "everyone has a third. What to see: the concentration $a$ moves the dots from the corners to the "
+        "each office has a third. What to see: the concentration $a$ moves the dots from the corners to the "
         "middle. A dot has the color of the office that gets most of it.",
     ),
     "envelope": Idea(
@@ -404,7 +404,7 @@ IDEAS: dict[str, Idea] = {
         participation, "lab-federated-learning-in-twenty-lines", "cell-30",
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn, and Dunmore gets none.",
-        "Eight offices, two of them asked in each round ($C = 1/4$). What to see: rows have long gaps, so the "
+        "In each round the server asks two of the eight offices ($C = 1/4$). What to see: rows have long gaps, so the "
         "model may train for many rounds without an office, and Dunmore is never asked. Only the offices "
         "with *filled* squares count in a round.",
     ),
