@@ -346,15 +346,17 @@ IDEAS: dict[str, Idea] = {
         "Four charts with three bars each, for Local, FedAvg and FedAvg with fine-tuning. All alike: Local is lower, the other "
         "two are level. Something of each: the first two are nearly level, fine-tuning is above both. Narrow tasks: Local and "
         "fine-tuning are level, FedAvg is lower. Contradictions: FedAvg is far below the other two.",
-        "Three methods, four patterns. These bars are drawn, not measured; below you measure all four. What to see: which of the "
+        "Three methods can show four patterns. These bars are drawn, not measured; you will measure all four patterns below. "
+        "What to see: which of the "
         "three bars is out of line, and in which direction.",
     ),
     "upload": Idea(
         upload, "what-an-upload-tells", "cell-01",
         "Left, a handwritten 3 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns in faint red, with one row in strong "
         "blue. Right, the same handwritten 3 again.",
-        "Left, one letter. Middle, the gradient that Fairview sends for it: a row per class, and the bias at the right. What to "
-        "see: the row of the true class stands out, and dividing it by its bias gives the letter back, to the last digit.",
+        "The left picture is one letter. The middle one is the gradient that Fairview sends for it, with a row per class and the "
+        "bias in the last column. What to see: the row of the true class stands out. Divide this row by its bias, and you get "
+        "the letter back, to the last digit (right).",
     ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",
