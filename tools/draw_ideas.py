@@ -415,8 +415,8 @@ IDEAS: dict[str, Idea] = {
         "Left, three arrows from one point in different directions, for three offices, and their mean c. "
         "Right, dashed arrows lead from the tip of each office's arrow to the tip of c.",
         "SCAFFOLD's control variates. Left: three offices' slopes at one point, and their mean $c$. Right: "
-        "each adds $c - c_i$ (dashed) to its own slope. What to see: after the correction all of them walk "
-        "the same way, the way of the mean. Further along, the slopes change and the $c_i$ are a little out "
+        "each adds $c - c_i$ (dashed) to its own slope. What to see: after the correction, all three walk in "
+        "the same direction, the mean direction. Further along, the slopes change and the $c_i$ are a little out "
         "of date.",
     ),
     "marginals": Idea(
