@@ -15,7 +15,7 @@ from pfl_lite.data import partition
 from pfl_lite.data.images import Card, Images, datasets
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import Experiment, get_experiment
-from pfl_lite.papers.experiment import either
+from pfl_lite.papers.experiment import DEFAULT_BUDGET, either
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.plan import Plan
@@ -30,9 +30,9 @@ NOT_RUN = "–"
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
-def facts(*names: str) -> Styler:
+def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
     """The protocols of some experiments side by side: a column each, a row a choice."""
-    some = [get_experiment(name) for name in names]
+    some = [get_experiment(name, budget) for name in names]
     columns = {
         called: {
             "data": one.data,
@@ -100,11 +100,11 @@ def _chosen_where(experiment: Experiment) -> str:
     return f"{tried} candidates, {rounds} rounds, seed {experiment.search_seed}"
 
 
-def deviations(*names: str) -> Markdown:
+def deviations(*names: str, budget: str = DEFAULT_BUDGET) -> Markdown:
     """Where the protocols leave the paper, numbered, each said once: first what holds for all, then with the names of whom."""
     said: dict[str, list[str]] = {}
     for name, called in zip(names, own_names(names), strict=True):
-        for text in get_experiment(name).deviations:
+        for text in get_experiment(name, budget).deviations:
             said.setdefault(text, []).append(called)
     every = sorted(said.items(), key=lambda one: len(one[1]) < len(names))
     lines = []
