@@ -340,6 +340,38 @@ def upload() -> Figure:
     return figure
 
 
+def scheduler() -> Figure:
+    """A command, a scheduler, and workers, with what travels between them."""
+    figure, (axis,) = panels(1, 3.5)
+
+    def box(x: float, y: float, width: float, height: float, title: str, below: str, colour: str) -> None:
+        axis.add_patch(
+            plt.Rectangle((x, y), width, height, facecolor=colour, alpha=0.16, edgecolor=colour, linewidth=2)
+        )
+        axis.text(x + width / 2, y + height - 0.33, title, ha="center", va="center", weight="bold", color=INK)
+        axis.text(x + width / 2, y + 0.38, below, ha="center", va="center", color=SOFT, fontsize=11)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], style: str) -> None:
+        how = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.8, "linestyle": style, "mutation_scale": 15}
+        axis.annotate("", end, start, arrowprops=how)
+
+    box(0, 1.5, 2.5, 1.4, "your command", "writes the ledger", SHARED)
+    box(4.1, 1.5, 2.1, 1.4, "scheduler", "keeps the list", SOFT)
+    arrow((2.6, 2.45), (4.0, 2.45), "-")
+    arrow((4.0, 1.95), (2.6, 1.95), "--")
+    for place in range(3):
+        y, meets = 3.2 - 1.6 * place, 2.95 - 0.55 * place
+        box(8.1, y, 3.0, 1.3, f"worker {place + 1}", "loads the images itself", OFFICES[6].colour)
+        arrow((6.3, meets + 0.1), (8.0, y + 0.85), "-")
+        arrow((8.0, y + 0.5), (6.3, meets - 0.15), "--")
+    axis.plot([], [], "-", color=INK, linewidth=1.8, label="a configuration goes out")
+    axis.plot([], [], "--", color=INK, linewidth=1.8, label="a finished report comes back")
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, -0.06), frameon=False)
+    axis.set(xlim=(-0.1, 11.1), ylim=(-0.1, 4.6))
+    bare(axis)
+    return figure
+
+
 IDEAS: dict[str, Idea] = {
     "patterns": Idea(
         patterns, "what-to-try-first", "cell-01",
@@ -426,5 +458,12 @@ IDEAS: dict[str, Idea] = {
         "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: all sums of rows "
         "and of columns are equal. A router that reads the mean of the images and the mean of the labels sees"
         " nothing but these sums, and takes the two for twins.",
+    ),
+    "scheduler": Idea(
+        scheduler, "many-machines", "floors",
+        "Three kinds of boxes from left to right: your command, which writes the ledger, the scheduler, which keeps the list, "
+        "and three workers, which load the images themselves. Solid arrows lead from left to right, dashed arrows back.",
+        "One command, one scheduler, any number of workers. What to see: no arrow carries an image. A configuration goes out to "
+        "the worker that is free, and the finished report comes back.",
     ),
 }  # fmt: skip
