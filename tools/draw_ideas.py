@@ -416,7 +416,7 @@ IDEAS: dict[str, Idea] = {
         " of the logs.",
         "Jensen's inequality in one picture: two models give an image's label the probabilities 0.1 and 0.9. "
         "What to see: the logarithm bends down, so the mean of the logs (chord) lies below the log of the "
-        "mean (curve). The bound uses the chord; the E-step chooses the $q$ that close the gap.",
+        "mean (curve). Below, the bound uses the chord, and the E-step chooses weights $q$ that close the gap.",
     ),
     "bootstrap": Idea(
         bootstrap, "one-model-or-many", "cell-18",
