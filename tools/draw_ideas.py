@@ -431,7 +431,7 @@ IDEAS: dict[str, Idea] = {
         two_tests, "a-gate-between-two-experts", "cell-17",
         "Two bar charts with the same heights, 0.9 for zeros and 0.6 for ones. Left the bars are 0.8 and 0.2 "
         "wide and the area is 0.84; right both are 0.5 wide and the area is 0.75.",
-        "Ashford's one model in two tests. A bar is as high as the accuracy on a class and as wide as the "
+        "Ashford has one model and two test scores. A bar is as high as the accuracy on a class and as wide as the "
         "share of that class, so the area is the score. What to see: only the widths change.",
     ),
     "participation": Idea(
