@@ -457,7 +457,7 @@ IDEAS: dict[str, Idea] = {
         "diagonal, Easton's on the other one. The sums of rows and columns are 20 everywhere in both tables.",
         "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: all sums of rows "
         "and of columns are equal. A router that reads the mean of the images and the mean of the labels sees"
-        " nothing but these sums, and takes the two for twins.",
+        " nothing but these sums, so it cannot tell the two offices apart.",
     ),
     "scheduler": Idea(
         scheduler, "many-machines", "floors",
