@@ -59,7 +59,7 @@ def test_the_code_on_data_runs_by_itself() -> None:
     assert (
         percent["fedper on the stripes"] > 60 and percent["mlp on the table"] > 60
     )  # a guess is right in 33
-    assert "training images by hand: [72, 72, 72, 71, 71, 71, 71]" in lines
+    assert "training images of the clients made by hand: [72, 72, 72, 71, 71, 71, 71]" in lines
     scores = {line.split()[0]: line.split()[1:] for line in lines}
     assert scores["method"] == ["fedavg", "fedper", "local"] and scores["6"] == ["NaN"] * 3
     assert all("NaN" not in scores[str(i)] for i in range(6))
