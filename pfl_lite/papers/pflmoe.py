@@ -78,12 +78,12 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         "CIFAR-10: training images are cropped and mirrored, as in the code; the paper does not say so."
         if augmented
         else "Fashion-MNIST: no augmentation; the code crops and mirrors training images, which the paper does not say.",
-        "Personalized is the model of the last round, instead of the one that did best on the test images.",
+        "The personalized model is that of the last round, instead of the one that did best on the test images.",
         "FedAvg weighs clients by their images, as McMahan et al. do; the code does not.",
-        "Each client is cut into three quarters for its expert and one quarter for its gate, as in the code; PFL-FB's "
+        "Each client uses three quarters of its images for its expert and one quarter for its gate, as in the code; PFL-FB's "
         "printed numbers come from three quarters too, so that the row on all images is our own addition; so is the row whose "
         "gate is held at 1/2 and learns nothing.",
-        "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way round: rows are named by what the "
+        "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way around. Our rows are named by what the "
         "gate reads. The paper's gates learn by SGD, alternating with the experts, the code's by Adam after them: the same "
         "numbers stand beside both.",
         "CIFAR-10 is normalized by its own mean and standard deviation."
