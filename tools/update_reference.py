@@ -87,10 +87,10 @@ DATASETS_LEAD = """\
 # Data sets
 
 You need no download and no network for three of these data sets: one comes with scikit-learn, and the package draws the
-other two. Every teaching chapter runs on them. The others are fetched once through torchvision (FEMNIST is made from the
-files that LEAF's scripts write), converted to one `.npz` file, and read from there from then on. These files are in the
-folder `$PFL_LITE_DATA`, by default `~/.cache/pfl_lite`; a file that is already there is used as it is. On the command
-line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same one.
+other two. Every teaching chapter runs on them. Each of the others is downloaded once through torchvision and converted to
+one `.npz` file. (FEMNIST is made from the files that LEAF's scripts write.) The package looks for these files in the folder
+`$PFL_LITE_DATA`, which is `~/.cache/pfl_lite` unless you set it. If a file is there already, nothing is downloaded. On the
+command line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same one.
 
 The repository contains no image of any data set.
 """

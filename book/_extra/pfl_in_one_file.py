@@ -201,7 +201,7 @@ def sharing_a_part(fed, start, rounds, EPOCHS, BATCH, LR, private=("fc2",), head
         p = sgd(p, s, t, i, phase="head", epochs=head_epochs)
         return sgd(s, p, t, i), p
 
-    def by_hand(client, private, rounds=2):  # the shared part, and a private part a client
+    def by_hand(client, private, rounds=2):  # the shared part, and one private part per client
         p = pick(start, private)
         s, parts = {name: w for name, w in start.items() if name not in p}, [p] * N
         share = fed.train_sizes.double() / fed.train_sizes.sum()  # n_i / n, [N]

@@ -234,14 +234,14 @@ def _check_card(what: str, images: np.ndarray, card: Card) -> None:
 
 _EMBEDDED = "Nothing to do: it is made on this machine, without a network."
 _TORCHVISION = (
-    "Downloaded through torchvision at the first use and kept as {name}.npz in the data folder "
-    "($PFL_LITE_DATA, else ~/.cache/pfl_lite); or put such a file there yourself (uint8 train_images and "
-    "test_images, integer train_labels and test_labels)."
+    "It is downloaded through torchvision at the first use and kept as {name}.npz in the data folder "
+    "($PFL_LITE_DATA, or ~/.cache/pfl_lite if that is not set). Or make such a file yourself: it holds train_images "
+    "and test_images (uint8), and train_labels and test_labels (integers)."
 )
 _ORDER = (
-    "Files prepared by hand may order the images inside a class differently from the published archives "
-    "(or cut training from test images anew). That changes which images a seed gives to which client, but "
-    "no statistic of a partition."
+    "A file that you make yourself may have the images of a class in another order than the published archives "
+    "(or split training from test images in another way). A seed then gives other images to a client, but as many of "
+    "each class."
 )
 
 _CIFAR100 = """
@@ -268,8 +268,8 @@ _CARDS = (
         mean=(0.3054,),
         std=(0.3760,),
         how_to_get=_EMBEDDED,
-        note="Real handwriting; the 17 gray levels are spread over 0..255. The cut into training and test "
-        "images is ours: stratified by class and always the same.",
+        note="This is real handwriting. Its 17 gray levels are spread over 0 to 255. The split into training and test "
+        "images is ours: both have the same share of each class, and it is always the same split.",
     ),
     Card(
         name="glyphs",
@@ -284,8 +284,8 @@ _CARDS = (
         mean=(0.1493,),
         std=(0.3070,),
         how_to_get=_EMBEDDED,
-        note="Procedural. Every writer has a font, slant, stroke, width, rotation and noise of their own, "
-        "so label skew, feature shift and concept shift can each be set with a known truth.",
+        note="A program draws these images. Every writer has a font, slant, stroke, width, rotation and noise of their "
+        "own. So you can set label skew, feature shift and concept shift one by one, and you know the truth.",
         writers=glyphs.WRITERS,
     ),
     Card(
@@ -301,8 +301,8 @@ _CARDS = (
         mean=(0.1446,),
         std=(0.3023,),
         how_to_get=_EMBEDDED,
-        note="The images of the glyphs that show a digit, with their writers: few enough for an experiment "
-        "in seconds. A writer drew every digit twice for training, and for testing every other digit once.",
+        note="These are the images of the glyphs that show a digit, with their writers. There are so few that an "
+        "experiment takes seconds. Each writer drew every digit twice for training, and half of the digits once for testing.",
         writers=glyphs.WRITERS,
     ),
     Card(
@@ -321,7 +321,7 @@ _CARDS = (
         mean=(0.1307,),
         std=(0.3081,),
         how_to_get=_TORCHVISION.format(name="fashion_mnist"),
-        note=f"Mean and deviation are MNIST's, as in the PFL-MoE code. {_ORDER}",
+        note=f"The mean and the standard deviation are those of MNIST, which the PFL-MoE code uses. {_ORDER}",
     ),
     Card(
         name="cifar10",
@@ -367,8 +367,8 @@ _CARDS = (
         mean=(0.1307,),
         std=(0.3081,),
         how_to_get=_TORCHVISION.format(name="emnist"),
-        note="The published files hold every image transposed; ours are upright. The files do not say who "
-        "wrote what. FedEM and FedMN use a tenth of the images, 81,425: `emnist:0.1`.",
+        note="In the published files every image is transposed; ours are upright. The files do not say who wrote "
+        "what. FedEM and FedMN use a tenth of the images, 81,425, which is `emnist:0.1` here.",
     ),
     Card(
         name="femnist",
@@ -385,11 +385,12 @@ _CARDS = (
         std=(0.3081,),
         how_to_get="Run LEAF's scripts (https://github.com/TalwalkarLab/leaf, `data/femnist`) and put the JSON files "
         "they write into femnist/train and femnist/test in the data folder ($PFL_LITE_DATA, else ~/.cache/pfl_lite), "
-        "or uncut into femnist/all; they are converted to femnist.npz at the first use. Or put such a file there "
-        "yourself (as for EMNIST, and integer train_writers and test_writers).",
-        note="The number of images is the LEAF paper's (of 3,550 writers); yours is that of the files. Writers with two "
-        "images or fewer are left out, as in FedEM. Of uncut files one fifth of every writer's images, always the same, is for "
-        "testing. Images are dark on white, as LEAF has them; mean and deviation are MNIST's, as in the FedEM code.",
+        "or, if they are not split, into femnist/all. At the first use they are converted to femnist.npz. Or make such a file "
+        "yourself: like EMNIST's, with train_writers and test_writers (integers).",
+        note="The number of images is the LEAF paper's (3,550 writers); your files may hold another number. Writers with at "
+        "most two images are left out, as in FedEM. If the files are not split, one fifth of every writer's images, always the "
+        "same fifth, is for testing. Images are dark on white, as in LEAF. The mean and the standard deviation are those of "
+        "MNIST, which the FedEM code uses.",
         writers=3_550,
     ),
 )
