@@ -408,3 +408,9 @@ def test_one_seed_does_not_order_two_gates(verdict: Callable[..., ClaimResult]) 
     alone = verdict("E6-lenet", ahead, seeds=(0,))
     assert alone.verdict == "undecided" and "6 of 6 hold" in alone.note and "second seed" in alone.note
     assert verdict("E6-lenet", ahead, seeds=(0, 1)).verdict == "held"
+
+
+def test_runs_that_converged_are_not_called_too_short() -> None:
+    (b8,) = [one for one in claims("pfedmb-table2-random2-50", budget="paper") if one.id == "B8"]
+    assert "converged after 140 to 220 rounds" in b8.note
+    assert "of 300 rounds" not in b8.note and "different lengths" not in b8.note

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 
 import pandas as pd
 
-from pfl_lite.engine.history import diverged_in
+from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
 from pfl_lite.papers.statement import (
@@ -71,9 +71,19 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
     planned = {arm: experiment.rounds_of(experiment.arm(arm)) for arm in runs}
-    made = {(int(run["rounds"][-1]["round"]), planned[arm]) for arm, some in runs.items() for run in some}
+    ended = sorted({end for run in used if (end := converged_in(run["rounds"])) is not None})
+    if ended:
+        said.append(f"converged after {' to '.join(map(str, sorted({ended[0], ended[-1]})))} rounds")
+    made = {
+        (int(run["rounds"][-1]["round"]), planned[arm])
+        for arm, some in runs.items()
+        for run in some
+        if converged_in(run["rounds"]) is None
+    }
     short = sorted(one for one in made if one[0] < one[1])
     said += [f"{last} of {wanted} rounds" for last, wanted in short]
+    if ended and made:
+        said.append("some ended at their last round, not by the rule of convergence")
     lengths = sorted({last for last, _ in made})
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
