@@ -406,7 +406,7 @@ IDEAS: dict[str, Idea] = {
         " theta, to the left of w.",
         "A loss in one parameter and its Moreau envelope, computed for $\\lambda = 1$. The parabola hangs from"
         " $w$ and touches the loss from below at $\\theta$, so its top is the envelope's value $F(w)$. What to"
-        " see: the envelope has the loss's lowest point, but none of its corners. So $w$ moves on smooth "
+        " see: the envelope has the same lowest point as the loss, but no corners. So $w$ moves on smooth "
         "ground.",
     ),
     "jensen": Idea(
