@@ -246,7 +246,7 @@ def tied(fed, start, rounds, BATCH, ETA, method="ditto", **options):
     def images(t, i):  # what client i sees: its whole loss, and its mini-batches of round t
         def on(rows):  # the mean cross-entropy (nats) on these images, as a function of w
             x, y = fed.images[rows].flatten(1), fed.labels[rows]  # [b, 64], [b]
-            W = 10 * x.shape[1]  # so many weights, then ten biases
+            W = 10 * x.shape[1]  # the number of weights; ten biases follow them
             return lambda w: F.cross_entropy(x @ w[:W].view(10, -1).T + w[W:], y)
 
         def batches(phase="weights"):
