@@ -58,7 +58,10 @@ class FedFomo(Newcomers):
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
         own = torch.as_tensor(id, device=chosen.device).reshape(1)
-        return select(unpack("model", server), chosen.clamp_min(0)) | {"places": torch.cat([own, chosen])}
+        models = select(unpack("model", server), chosen.clamp_min(0))
+        for name, rows in models.items():  # a place without a candidate holds zeros, not a model that was not meant for it
+            models[name] = torch.where((chosen >= 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+        return models | {"places": torch.cat([own, chosen])}
 
     def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:
         """Only the models of real candidates travel."""
