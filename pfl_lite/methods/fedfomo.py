@@ -59,7 +59,10 @@ class FedFomo(Newcomers):
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
         own = torch.as_tensor(id, device=chosen.device).reshape(1)
         models = select(unpack("model", server), chosen.clamp_min(0))
-        for name, rows in models.items():  # a place without a candidate holds zeros, not a model that was not meant for it
+        for (
+            name,
+            rows,
+        ) in models.items():  # a place without a candidate holds zeros, not a model that was not meant for it
             models[name] = torch.where((chosen >= 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
         return models | {"places": torch.cat([own, chosen])}
 
