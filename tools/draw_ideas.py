@@ -416,7 +416,8 @@ IDEAS: dict[str, Idea] = {
         " of the logs.",
         "Jensen's inequality in one picture: two models give an image's label the probabilities 0.1 and 0.9. "
         "What to see: the logarithm bends down, so the mean of the logs (chord) lies below the log of the "
-        "mean (curve). Below, the bound uses the chord, and the E-step chooses weights $q$ that close the gap.",
+        "mean (curve). In the equations that follow, the bound uses the chord, and the E-step chooses weights "
+        "$q$ that close the gap.",
     ),
     "bootstrap": Idea(
         bootstrap, "one-model-or-many", "cell-18",
@@ -461,7 +462,7 @@ IDEAS: dict[str, Idea] = {
     ),
     "scheduler": Idea(
         scheduler, "many-machines", "floors",
-        "Three kinds of boxes from left to right: your command, which writes the ledger, the scheduler, which keeps the list, "
+        "Three kinds of boxes from left to right: your command, which writes the ledger; the scheduler, which keeps the list; "
         "and three workers, which load the images themselves. Solid arrows lead from left to right, dashed arrows back.",
         "One command, one scheduler, any number of workers. What to see: no arrow carries an image. A configuration goes out to "
         "the worker that is free, and the finished report comes back.",
