@@ -425,7 +425,7 @@ IDEAS: dict[str, Idea] = {
         "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
         "2,000 such means with a band for 95 percent.",
         "The bootstrap on ten made-up differences. Each new draw takes ten differences *with replacement*: "
-        "larger dots were drawn more than once, others not at all. What to see: the means move from draw to draw, "
+        "the larger dots were drawn more than once, the missing dots not at all. What to see: the means move from draw to draw, "
         "and the middle 95% of them form the interval.",
     ),
     "two-tests": Idea(
