@@ -387,8 +387,8 @@ IDEAS: dict[str, Idea] = {
         "Left, a handwritten 3 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns in faint red, with one row in strong "
         "blue. Right, the same handwritten 3 again.",
         "The left picture is one image from Fairview's mail. The middle one is the gradient that Fairview sends for it, with a "
-        "row per class and the bias in the last column. What to see: the row of the true class stands out. Divide this row by its "
-        "last entry, and you get the image back exactly (right).",
+        "row per class and the bias in the last column. What to see: the row of the true class stands out. Divide this row by "
+        "its last entry, and you get the image back exactly (right).",
     ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",
