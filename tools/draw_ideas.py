@@ -440,7 +440,7 @@ IDEAS: dict[str, Idea] = {
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn, and Dunmore gets none.",
         "In each round the server asks two of the eight offices ($C = 1/4$). What to see: rows have long gaps, so the "
-        "model may train for many rounds without an office, and Dunmore is never asked. Only the offices "
+        "model may train for many rounds without a given office, and Dunmore is never asked. Only the offices "
         "with *filled* squares count in a round.",
     ),
     "variates": Idea(
