@@ -165,7 +165,7 @@ def test_a_chapter_runs_on_other_data_with_its_line_changed() -> None:
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(BOOK)}}).execute()
     said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert "cifar10:0.1 on cpu" in said and "other than in the text: " in said
-    assert said.count("ours = imported") == 2  # what needs no particular data holds on noise, too
+    assert said.count("ours = the package's") == 2  # what needs no particular data holds on noise, too
 
 
 def test_names_that_chapters_import_are_those_of_their_rooms() -> None:
