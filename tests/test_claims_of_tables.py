@@ -18,7 +18,7 @@ from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per
 from pfl_lite.papers.statistics import ONE_SEED, ranks, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
-from pfl_lite.results.verdicts import ClaimResult, claims
+from pfl_lite.results.verdicts import ClaimResult, claims, remarks
 
 CLIENTS = 12
 WAVES = 0.02 * np.sin(np.arange(CLIENTS))
@@ -410,7 +410,16 @@ def test_one_seed_does_not_order_two_gates(verdict: Callable[..., ClaimResult]) 
     assert verdict("E6-lenet", ahead, seeds=(0, 1)).verdict == "held"
 
 
-def test_runs_that_converged_are_not_called_too_short() -> None:
-    (b8,) = [one for one in claims("pfedmb-table2-random2-50", budget="paper") if one.id == "B8"]
-    assert "converged after 140 to 220 rounds" in b8.note
-    assert "of 300 rounds" not in b8.note and "different lengths" not in b8.note
+def test_a_run_that_converged_is_not_called_too_short_and_one_at_the_limit_is_named() -> None:
+    experiment = get_experiment("pfedmb-table2-random2-50", "paper")
+    runs = {arm: some[:1] for arm, some in runs_of(experiment, Ledger()).items()}
+    ends = {arm: some[0]["rounds"][-1] for arm, some in runs.items()}
+    by_rule = sorted(entry["round"] for entry in ends.values() if entry.get("converged"))
+    limit = f"ended at the limit of {experiment.rounds} rounds, not by the rule of convergence"
+    assert 2 < len(by_rule) < len(ends)
+    assert remarks(experiment, runs)[1:] == [f"converged after {by_rule[0]} to {by_rule[-1]} rounds", limit]
+    early = {arm: some for arm, some in runs.items() if ends[arm].get("converged")}
+    assert limit not in remarks(experiment, early)
+    (cut,) = ({**run, "rounds": run["rounds"][:-1]} for run in early["local"])
+    cut_at = cut["rounds"][-1]["round"]
+    assert f"{cut_at} of {experiment.rounds} rounds" in remarks(experiment, early | {"local": [cut]})

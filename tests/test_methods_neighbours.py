@@ -134,6 +134,23 @@ def test_fedfomo_candidates_took_part_in_the_last_round_and_are_never_oneself(fe
             assert set(named) <= ids - {i} and len(set(named)) == len(named) == min(2, len(ids - {i}))
 
 
+def test_fedfomo_sends_the_models_it_names_and_zeros_in_other_places(federation: Any) -> None:
+    sim = untrained("fedfomo", federation, **LINEAR, participation=0.4, rounds=2, models=4)
+    empty = 0
+    for _ in range(2):
+        sim.step()
+        for i, chosen in enumerate(sim.server["candidates"].tolist()):
+            received = sim.method.download(sim.server, {}, i)
+            for name, models in unpack("model", sim.server).items():
+                assert models.abs().sum() > 0
+                for place, n in enumerate(chosen):
+                    assert torch.equal(
+                        received[name][place], models[n] if n >= 0 else torch.zeros_like(models[0])
+                    )
+            empty += sum(n < 0 for n in chosen)
+    assert empty > 0
+
+
 def test_fedfomo_asks_those_with_the_highest_summed_weights() -> None:
     method = make_method("fedfomo", models=3, epsilon=0.0)
     affinity = torch.tensor([[0.0, 3, 1, 2], [5, 0, -1, -2], [0, 0, 0, 1], [1, 2, 3, 0]])

@@ -58,12 +58,11 @@ class FedFomo(Newcomers):
     def download(self, server: Params, client: Params, id: int | Tensor) -> Params:
         chosen = server["candidates"][id]  # [M - 1]; the client's own model need not travel
         own = torch.as_tensor(id, device=chosen.device).reshape(1)
-        models = select(unpack("model", server), chosen.clamp_min(0))
-        for (
-            name,
-            rows,
-        ) in models.items():  # a place without a candidate holds zeros, not a model that was not meant for it
-            models[name] = torch.where((chosen >= 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+        named = chosen >= 0  # other places hold zeros, not a model that was not meant for this client
+        models = {
+            name: torch.where(named.reshape(-1, *[1] * (w.dim() - 1)), w, 0.0)
+            for name, w in select(unpack("model", server), chosen.clamp_min(0)).items()
+        }
         return models | {"places": torch.cat([own, chosen])}
 
     def cost(self, received: Params, upload: Params) -> tuple[int | Tensor, int | Tensor]:

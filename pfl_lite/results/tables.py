@@ -24,6 +24,8 @@ CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
 WIDEST = 2.0  # points: the same where 2 s.d. over seeds allow it; more is not, however much the seeds differ
 TIE = 0.5  # points: two of our rows closer than this say nothing about the paper's order
 
+AT_THE_LIMIT = "ended at the limit of {} rounds, not by the rule of convergence"
+
 COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", "Rounds", "Reason"]
 
 
@@ -148,7 +150,7 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
         if (least := min(map(reached, runs))) < planned:
             said.append(f"{least:g} rounds of {planned}")
         if experiment.patience and any(converged_in(run["rounds"]) is None for run in runs):
-            said.append(f"ended at the limit of {planned} rounds, not by the rule of convergence")
+            said.append(AT_THE_LIMIT.format(planned))
         configs = [flat(run["config"]) for run in runs]
         keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
         if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:

@@ -8,7 +8,7 @@ Missing runs make any claim undecided, unless those that are there refute it; so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 import pandas as pd
@@ -26,7 +26,7 @@ from pfl_lite.papers.statement import (
     claims_by_name,
 )
 from pfl_lite.results.ledger import Ledger, Run
-from pfl_lite.results.tables import runs_of
+from pfl_lite.results.tables import AT_THE_LIMIT, runs_of
 
 SEEDS = 3  # fewer seeds than this are named in the note
 NAMED = 2  # experiments that are named in a note; more are counted
@@ -71,9 +71,8 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
     planned = {arm: experiment.rounds_of(experiment.arm(arm)) for arm in runs}
-    ended = sorted({end for run in used if (end := converged_in(run["rounds"])) is not None})
-    if ended:
-        said.append(f"converged after {' to '.join(map(str, sorted({ended[0], ended[-1]})))} rounds")
+    ended = [end for run in used if (end := converged_in(run["rounds"])) is not None]
+    said += [f"converged after {span(ended)} rounds"] if ended else []
     made = {
         (int(run["rounds"][-1]["round"]), planned[arm])
         for arm, some in runs.items()
@@ -82,8 +81,8 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     }
     short = sorted(one for one in made if one[0] < one[1])
     said += [f"{last} of {wanted} rounds" for last, wanted in short]
-    if ended and made:
-        said.append("some ended at their last round, not by the rule of convergence")
+    if experiment.patience:
+        said += [AT_THE_LIMIT.format(last) for last, _ in sorted(made - {*short})]
     lengths = sorted({last for last, _ in made})
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
@@ -95,10 +94,15 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
 
 def lengths(used: dict[str, Runs]) -> str:
     """How many rounds some runs had: `30`, or `10 to 30`."""
-    rounds = {
+    return span(
         int(run["rounds"][-1]["round"]) for runs in used.values() for some in runs.values() for run in some
-    }
-    return " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else ""
+    )
+
+
+def span(rounds: Iterable[int]) -> str:
+    """Numbers of rounds from the smallest to the largest, `30` or `10 to 30`; nothing of none."""
+    found = sorted({*rounds})
+    return " to ".join(map(str, (found[0], found[-1])[: len(found)])) if found else ""
 
 
 def check(
