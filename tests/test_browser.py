@@ -253,6 +253,16 @@ def test_page(driver: webdriver.Chrome, go: Callable[..., None], name: str) -> N
     assert not faults, "\n".join(faults)
 
 
+def test_icons_that_are_drawn_late_do_not_name_the_theme_s_button(
+    driver: webdriver.Chrome, go: Callable[..., None]
+) -> None:
+    go("intro")
+    drawn = "<svg class='theme-switch late' aria-labelledby='x'><title id='x'>Light</title></svg>"
+    driver.execute_script("document.querySelector('.theme-switch-button').innerHTML = arguments[0]", drawn)
+    late = driver.find_element(By.CSS_SELECTOR, ".theme-switch-button .late")
+    assert late.get_attribute("aria-labelledby") is None and not late.find_elements(By.CSS_SELECTOR, "title")
+
+
 def test_the_first_page_leads_to_the_book(driver: webdriver.Chrome, site: Path) -> None:
     driver.get((site / "index.html").as_uri())
     assert driver.current_url.endswith("/intro.html")

@@ -68,10 +68,16 @@ document.addEventListener("DOMContentLoaded", () => {
 // The theme's buttons have labels that do not say what stands in them: one is named by its words, the other has no words but a label.
 document.addEventListener("DOMContentLoaded", () => {
   for (const button of document.querySelectorAll(".search-button-field")) button.removeAttribute("aria-label");
-  for (const icon of document.querySelectorAll(".theme-switch-button [title], .theme-switch-button svg")) {
-    icon.removeAttribute("title");
-    icon.removeAttribute("aria-labelledby");
-    icon.querySelector("title")?.remove();
+  for (const button of document.querySelectorAll(".theme-switch-button")) {
+    const unnamed = () => {
+      for (const icon of button.querySelectorAll("[title], svg")) {
+        icon.removeAttribute("title");
+        icon.removeAttribute("aria-labelledby");
+        icon.querySelector("title")?.remove();
+      }
+    };
+    unnamed();
+    new MutationObserver(unnamed).observe(button, { childList: true, subtree: true }); // icons may be drawn later
   }
   for (const summary of document.querySelectorAll("summary[aria-label]")) summary.removeAttribute("aria-label"); // its words say it
 });
