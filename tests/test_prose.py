@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lint_prose
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = """\
@@ -52,3 +53,10 @@ def test_a_word_that_is_not_the_houses_is_found(tmp_path: Path) -> None:
     (tmp_path / "book/page.md").write_text(PAGE, encoding="utf-8")
     ((name, text),) = lint_prose.prose(tmp_path)
     assert name == Path("book/page.md") and "Asked" in text
+
+
+@pytest.mark.parametrize("fault", ["9 %", "9\u00a0%", "9\u202f%", "<<<<<<< HEAD", ">>>>>>> 7ff09d9 (Say more)"])
+def test_what_no_dictionary_knows_is_found(fault: str) -> None:
+    read = lint_prose.blank(f"{PAGE}\n{fault}\n")
+    assert any(pattern.search(read) for pattern in lint_prose.FAULTS)
+    assert not any(pattern.search(lint_prose.blank(PAGE)) for pattern in lint_prose.FAULTS)

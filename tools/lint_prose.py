@@ -34,6 +34,10 @@ NAMES = re.compile(
     r"``[^\n]*?``|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)\n]*\)|https?://\S+|<[^>\n]*>|^\(\S+\)=$|^:\w+:[^\n]*$|^\w[\w-]*:$|\S*[_/=]\S*",
     re.DOTALL | re.MULTILINE,
 )
+FAULTS = {
+    re.compile(r"\d[ \u00a0\u202f]%(?! ?\d)"): "no space before a percent sign",
+    re.compile(r"^(<{7}|>{7}) .*$", re.MULTILINE): "left over from a merge",
+}
 
 
 def blank(text: str) -> str:
@@ -72,14 +76,13 @@ def prose(root: Path) -> Iterator[tuple[Path, str]]:
 
 def main() -> int:
     """Print what is misspelled or not the house's word; 1 if there is any."""
-    spaced = 0
+    faults = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, text in prose(ROOT):
-            for found in re.finditer(r"\d[  \u202f]%(?! ?\d)", text):
-                spaced += 1
-                print(
-                    f"{name}:{text.count(chr(10), 0, found.start()) + 1}: '{found[0]}': no space before a percent sign"
-                )
+            for pattern, why in FAULTS.items():
+                for found in pattern.finditer(text):
+                    faults += 1
+                    print(f"{name}:{text.count(chr(10), 0, found.start()) + 1}: '{found[0]}': {why}")
             (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_text(text, encoding="utf-8")
         command = [
@@ -92,7 +95,7 @@ def main() -> int:
             "clear,rare,en-GB_to_en-US",
         ]
         done = subprocess.run([*command, "-D", "-", "-D", str(HOUSE), "."], cwd=folder)
-    return int(done.returncode != 0 or spaced > 0)
+    return int(done.returncode != 0 or faults > 0)
 
 
 if __name__ == "__main__":
