@@ -55,7 +55,9 @@ def test_a_word_that_is_not_the_houses_is_found(tmp_path: Path) -> None:
     assert name == Path("book/page.md") and "Asked" in text
 
 
-@pytest.mark.parametrize("fault", ["9 %", "9\u00a0%", "9\u202f%", "<<<<<<< HEAD", ">>>>>>> 7ff09d9 (Say more)"])
+@pytest.mark.parametrize(
+    "fault", ["9 %", "9\u00a0%", "9\u202f%", "<<<<<<< HEAD", ">>>>>>> 7ff09d9 (Say more)"]
+)
 def test_what_no_dictionary_knows_is_found(fault: str) -> None:
     read = lint_prose.blank(f"{PAGE}\n{fault}\n")
     assert any(pattern.search(read) for pattern in lint_prose.FAULTS)
