@@ -140,7 +140,7 @@ CARDS: dict[str, Card] = {
         knob="epochs of tuning; the cut", cost="FedAvg's traffic, a few more epochs",
     ),
     "pfedme": Card(
-        TIE, TIES, "A personal model on a leash; the server's follows.", MODEL, (shared("model"), own("own model")),
+        TIE, TIES, "A spring ties each own model to the common one.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="a model each; a common one follows it", when="during training",
         knob="λ, strength of the tie", cost="1 model each way, K times the work",
@@ -158,7 +158,8 @@ CARDS: dict[str, Card] = {
         knob="α at the start", cost="1 model each way, twice the work",
     ),
     "perfedavg": Card(
-        TIE, TIES, "Learn a start from which one step is enough.", MODEL, (shared("model"), own("one step on")), "model", "model",
+        TIE, TIES, "Learn a start from which one step is enough.", MODEL, (shared("model"), own("adapted model")),
+        "model", "model",
         learns="one start for all", when="when it is used: one step",
         knob="rate of that step", cost="1 model each way, twice the gradients",
     ),

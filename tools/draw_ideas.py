@@ -401,12 +401,12 @@ IDEAS: dict[str, Idea] = {
     ),
     "envelope": Idea(
         envelope, "two-models-one-tie", "cell-10",
-        "A V-shaped loss with three corners and, below it, a smooth curve that touches it at its lowest "
-        "point. From the point w on the smooth curve a dotted parabola opens downward and touches the loss at"
+        "A loss made of straight pieces, with three corners, and, below it, a smooth curve that touches it at its "
+        "lowest point. From the point w on the smooth curve a dotted parabola opens downward and touches the loss at"
         " theta, to the left of w.",
-        "A loss in one parameter and its Moreau envelope, computed for $\\lambda = 1$. The parabola hangs from"
-        " $w$ and touches the loss from below at $\\theta$, so its top is the envelope's value $F(w)$. What to"
-        " see: the envelope has the same lowest point as the loss, but no corners. So $w$ moves on smooth "
+        "A loss in one parameter and its Moreau envelope, computed for $\\lambda = 1$. The parabola has its"
+        " top above $w$ and touches the loss from below at $\\theta$. The height of its top is the envelope's value"
+        " $F(w)$. What to see: the envelope has the same lowest point as the loss, but no corners. So $w$ moves on smooth "
         "ground.",
     ),
     "jensen": Idea(

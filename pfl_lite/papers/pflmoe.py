@@ -79,19 +79,19 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         if augmented
         else "Fashion-MNIST: no augmentation; the code crops and mirrors training images, which the paper does not say.",
         "The personalized model is that of the last round, instead of the one that did best on the test images.",
-        "FedAvg weighs clients by their images, as McMahan et al. do; the code does not.",
-        "Each client uses three quarters of its images for its expert and one quarter for its gate, as in the code; PFL-FB's "
-        "printed numbers come from three quarters too, so that the row on all images is our own addition; so is the row whose "
-        "gate is held at 1/2 and learns nothing.",
+        "FedAvg weights each client by its number of images, as McMahan et al. do; the code does not.",
+        "Each client uses three quarters of its images for its expert and one quarter for its gate, as in the code. The "
+        "paper's numbers for PFL-FB come from three quarters, too. Two rows are our additions: PFL-FB on all images, and a "
+        "mixture whose gate is held at 1/2 and learns nothing.",
         "The code's README calls PFL-MF what its program calls PFL-MFE, and the other way around. Our rows are named by what the "
-        "gate reads. The paper's gates learn by SGD, alternating with the experts, the code's by Adam after them: the same "
-        "numbers stand beside both.",
+        "gate reads. The paper's gates learn by SGD, alternating with the experts, and the code's by Adam, after the experts. "
+        "Both are compared with the same numbers of the paper.",
         "CIFAR-10 is normalized by its own mean and standard deviation."
         if augmented
         else "Fashion-MNIST is normalized by the mean and standard deviation of MNIST, as in the code; the paper is silent.",
         "FedAvg's local test is a plain mean over clients, as in every row; the paper prints the number of the global test.",
-        "Personalization: momentum, weight decay and mini-batches of 64 are those of Local, whose SGD the paper names for it; "
-        "its rate stays constant, and is not divided by ten every 100 epochs.",
+        "Personalization uses the SGD that the paper gives for Local, with the same momentum, weight decay and mini-batches of "
+        "64. But its rate stays constant: it is not divided by ten every 100 epochs.",
         "The paper is silent about the random draw of the clients (our own seeds) and whether a gate mixes probabilities or "
         "logits (logits, as in the code).",
     )

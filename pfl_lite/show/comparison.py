@@ -23,7 +23,7 @@ METRICS: dict[str, str] = {
     "scored": "own test images, after fine-tuning where a method tunes",
     "personal": "own test images, before any fine-tuning",
     "global": "own test images, by the one global model",
-    "local_test": "all test images, weighed by the client's classes",
+    "local_test": "all test images, weighted by the client's classes",
     "global_test": "all test images, all alike",
 }
 """What a client's accuracy is measured on and with which model; an experiment has those that its runs kept."""
