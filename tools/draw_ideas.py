@@ -396,8 +396,8 @@ IDEAS: dict[str, Idea] = {
         "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
         "middle.",
         "Each dot is one class, dealt out to three offices: at corner A, Ashford has all of it; in the middle, "
-        "each office has a third. What to see: the concentration $a$ moves the dots from the corners to the "
-        "middle. A dot has the color of the office that gets most of it.",
+        "each office has a third. What to see: as the concentration $a$ grows, the dots move from the corners to the "
+        "middle. A dot has the color of the office with the largest share.",
     ),
     "envelope": Idea(
         envelope, "two-models-one-tie", "cell-10",
