@@ -447,10 +447,10 @@ IDEAS: dict[str, Idea] = {
         variates, "pulling-towards-the-centre", "cell-07",
         "Left, three arrows from one point in different directions, for three offices, and their mean c. "
         "Right, dashed arrows lead from the tip of each office's arrow to the tip of c.",
-        "SCAFFOLD's control variates. Left: three offices' slopes at one point, and their mean $c$. Right: "
-        "each adds $c - c_i$ (dashed) to its own slope. What to see: after the correction, all three walk in "
-        "the same direction, the mean direction. Further along, the slopes change and the $c_i$ are a little out "
-        "of date.",
+        "SCAFFOLD's control variates. Left: three offices' gradients at one point, and their mean $c$. Right: "
+        "each office adds $c - c_i$ (dashed) to its own gradient. What to see: after the correction, all three "
+        "offices walk in the mean direction. As they walk on, their gradients change, and the $c_i$ are a little "
+        "out of date.",
     ),
     "marginals": Idea(
         marginals, "assembling-a-network-per-client", "cell-29",
