@@ -430,10 +430,11 @@ IDEAS: dict[str, Idea] = {
     ),
     "two-tests": Idea(
         two_tests, "a-gate-between-two-experts", "cell-17",
-        "Two bar charts with the same heights, 0.9 for zeros and 0.6 for ones. Left the bars are 0.8 and 0.2 "
-        "wide and the area is 0.84; right both are 0.5 wide and the area is 0.75.",
+        "Two bar charts with the same heights, 0.9 for zeros and 0.6 for ones. On the left the bars are 0.8 and 0.2 "
+        "wide and the area is 0.84. On the right both bars are 0.5 wide and the area is 0.75.",
         "Ashford has one model and two test scores. A bar is as high as the accuracy on a class and as wide as the "
-        "share of that class, so the area is the score. What to see: only the widths change.",
+        "share of that class in the test, so the area is the score. What to see: between the two tests, only the "
+        "widths change.",
     ),
     "participation": Idea(
         participation, "lab-federated-learning-in-twenty-lines", "cell-30",
