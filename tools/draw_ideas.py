@@ -455,11 +455,11 @@ IDEAS: dict[str, Idea] = {
     ),
     "marginals": Idea(
         marginals, "assembling-a-network-per-client", "cell-29",
-        "Two tables of label and shape, one for Ashford and one for Easton. Ashford's images lie on the "
-        "diagonal, Easton's on the other one. The sums of rows and columns are 20 everywhere in both tables.",
-        "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: all sums of rows "
-        "and of columns are equal. A router that reads the mean of the images and the mean of the labels sees"
-        " nothing but these sums, so it cannot tell the two offices apart.",
+        "Two tables of label and shape, one for Ashford and one for Easton. Ashford's images lie on "
+        "one diagonal, Easton's on the other. The sums of rows and columns are 20 everywhere in both tables.",
+        "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: the sums of rows "
+        "and of columns are all equal. A router that reads the mean of the images and the mean of the "
+        "labels sees nothing but these sums, so it cannot tell the two offices apart.",
     ),
     "scheduler": Idea(
         scheduler, "many-machines", "floors",
