@@ -88,7 +88,7 @@ CARDS: dict[str, Card] = {
     "fedavg": Card(
         FIRST, "federated-learning-in-twenty-lines", "Everyone trains a copy; the server averages the copies.", MODEL, MODEL,
         "model", "model",
-        learns="one model for all", when="never: every office gets the same",
+        learns="one model for all", when="never; every office gets the same",
         knob="local epochs E", cost="1 model down, 1 up",
     ),
     "pfl_ft": Card(
@@ -140,7 +140,7 @@ CARDS: dict[str, Card] = {
         knob="epochs of tuning; the cut", cost="FedAvg's traffic, a few more epochs",
     ),
     "pfedme": Card(
-        TIE, TIES, "A spring ties each own model to the common one.", MODEL, (shared("model"), own("own model")),
+        TIE, TIES, "A spring ties each office's model to the common one.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="a model each; a common one follows it", when="during training",
         knob="λ, strength of the tie", cost="1 model each way, K times the work",

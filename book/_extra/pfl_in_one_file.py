@@ -137,7 +137,7 @@ def with_less_drift(skewed, start, rounds, EPOCHS, BATCH, LR, mu=None):  # SCAFF
         return torch.stack(ends).mean(0)
 
     def walk(direction, theta, t, i, epochs=EPOCHS, most=None):  # client i's path, [K + 1, P]
-        path, mine = [theta], skewed.train[i]  # mine: [n_i] numbers of images
+        path, mine = [theta], skewed.train[i]  # mine: [n_i] image indices
         for order in epoch_orders(0, t, i, "weights", len(mine), epochs):
             for rows in mine[order].split(BATCH):  # [b]
                 d = direction(path[-1], skewed.images[rows], skewed.labels[rows])  # [P]

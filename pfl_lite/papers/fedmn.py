@@ -599,7 +599,7 @@ def routes_follow_data(runs: Runs) -> ClaimResult:
 linked(
     "M6",
     "fedmn-groups",
-    "The learned router is above fixed random routes, above every wire on, and above FedAvg (our experiment, two changes)",
+    "The learned router is above fixed random routes, above FedMN with every wire on, and above FedAvg (ours, two changes)",
     ahead("fedmn-groups", "works", "random", "all", "fedavg"),
 )
 linked(

@@ -24,7 +24,7 @@
       <p class="spoken" role="status"></p>
       <div class="scroll" tabindex="0" role="region" aria-label="Accuracy by office"><table>
       <thead></thead><tbody></tbody></table></div><svg role="img"></svg></form><p class="note">A network of
-      ${P.toLocaleString("en")} numbers, 40 training images per office unless amounts differ, 50 test images.
+      ${P.toLocaleString("en")} numbers; 40 training images per office, unless amounts differ, and 50 test images.
       The star marks the highest mean. Traffic: numbers that one office has received and sent so far. Nothing leaves this page.</p>`;
     part("[name=kind]").value = "label";
     const value = (name) => Number(part(`[name="${name}"]`).value);

@@ -113,7 +113,7 @@
       const mean = (models) => clients().reduce((total, client, i) => total + client.loss(models[i]), 0) / bowls.length;
       const served = METHODS[method()] === METHODS.ifca ? own : bowls.map(() => now.server(state)[0]);
       const far = Math.hypot(...[0, 1].map((k) => now.server(state)[0][k] - best[k]));
-      const shown = [["round", round], ["your model to the cross", method() === "ifca" ? "–" : far.toFixed(3)],
+      const shown = [["round", round], ["distance to the cross", method() === "ifca" ? "–" : far.toFixed(3)],
         [method() === "ifca" ? "mean loss, own camp's model" : "mean loss of your model", mean(served).toFixed(3)],
         ["… of the best single model", mean(bowls.map(() => best)).toFixed(3)]];
       if (method() === "pfedme") shown.push(["… of the offices' own", mean(own).toFixed(3)]);
