@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import time
@@ -32,24 +33,21 @@ from pfl_lite.config import make_config
 from pfl_lite.data.images import load
 from pfl_lite.engine import gpu
 from pfl_lite.engine.batched import Vmap
-from pfl_lite.engine.report import device_name, versions
+from pfl_lite.engine.report import code_version, device_name, versions
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 
 BATCH = 64
 Row = dict[str, Any]
-ALL = {"graphs": True, "NARROW": 16, "LANES": 4}
+PLAIN: Row = {"graphs": False}
 MECHANISMS: dict[str, Row] = {
-    "none": {},
-    "graphs": {"graphs": True},
-    "tf32": {"tf32": True},
-    "unfolded": {"convolution": "unfold"},
-    "unfolded where narrow": {"NARROW": 16},
-    "lanes": {"LANES": 4},
-    "groups not sorted": {"SORTED_GROUPS": False},
-    "all but tf32": ALL,
-    "all": ALL | {"tf32": True},
+    "none": PLAIN,
+    "graphs": {},
+    "tf32": PLAIN | {"tf32": True},
+    "graphs, tf32": {"tf32": True},
+    "groups not sorted": PLAIN | {"SORTED_GROUPS": False},
+    "graphs, groups not sorted": {"SORTED_GROUPS": False},
 }
 """What is switched for a row: settings of a run, and in capitals the switches of `pfl_lite.engine.gpu`."""
 OWN: dict[str, Row] = {  # settings with which a round or two do what a method is made for
@@ -84,8 +82,8 @@ def apart(a: Simulation, b: Simulation) -> float:
 class Bench:
     """What is measured where, and until when."""
 
-    def __init__(self, device: str, dry: bool, methods: list[str], minutes: float) -> None:
-        self.device, self.dry, self.methods = device, dry, methods
+    def __init__(self, device: str, dry: bool, methods: list[str], models: list[str], minutes: float) -> None:
+        self.device, self.dry, self.methods, self.models = device, dry, methods, models
         self.end = time.monotonic() + 60 * minutes
         self.peaks: Row = {}
 
@@ -108,14 +106,21 @@ class Bench:
     # ---- the parts ------------------------------------------------------------------------------------------------
 
     def equality(self) -> Iterator[Callable[[], Row]]:
-        """How far each method's round and fine-tuning are from the loop in float64: batched, with every mechanism, in float32
-        and in TF32; the first two must be equal.
+        """How far each method's round and fine-tuning are from the loop in float64: batched, with recorded steps, in float32
+        and in TF32; the first two must be equal, and on a GPU steps must have been recorded.
         """
 
         def played(method: str, how: Row, **settings: Any) -> Simulation:
             with switched(how) as given:
                 images = f"cifar10:{0.1 if self.dry else 0.02}"
-                common = {"data": images, "rounds": 1, "ft_epochs": 1, "lr": 0.1}
+                common = {
+                    "data": images,
+                    "rounds": 1,
+                    "epochs": 3,
+                    "batch_size": 16,
+                    "ft_epochs": 1,
+                    "lr": 0.1,
+                }
                 sim = self.simulation(method, **(common | OWN.get(method, {}) | given | settings))
                 sim.run(progress=False)
             return sim
@@ -124,13 +129,18 @@ class Bench:
             exact = played(method, {}, engine="loop", dtype="float64")
             row: Row = {"method": method}
             for name, how, dtype in (
-                ("batched", {}, "float64"),
-                ("every_mechanism", ALL, "float64"),
-                ("float32", {}, "float32"),
-                ("tf32", ALL | {"tf32": True}, "float32"),
+                ("batched", PLAIN, "float64"),
+                ("graphs", {}, "float64"),
+                ("float32", PLAIN, "float32"),
+                ("tf32", {"tf32": True}, "float32"),
             ):
-                row[name] = apart(exact, played(method, how, dtype=dtype))
-            return row | {"equal": max(row["batched"], row["every_mechanism"]) <= 1e-10}
+                found = played(method, how, dtype=dtype)
+                row[name] = apart(exact, found)
+                if name == "graphs" and self.device == "cuda":
+                    recorder = found.map.replay.recorder  # type: ignore[attr-defined]
+                    row["recorded"] = recorder is not None and recorder.newest is not None
+            equal = max(row["batched"], row["graphs"]) <= 1e-10
+            return row | {"equal": equal and row.get("recorded", True)}
 
         for method in self.methods:
             yield lambda method=method: compared(method)
@@ -161,9 +171,9 @@ class Bench:
     def roofline(self) -> Iterator[Callable[[], Row]]:
         """Operations and bytes an image of FedAvg's step, and the images/s that the measured peaks allow."""
 
-        def counted(model: str, convolution: str) -> Row:
+        def counted(model: str) -> Row:
             data = f"cifar10:{0.2 if self.dry else 0.02}"
-            sim = self.simulation(model=model, convolution=convolution, data=data)
+            sim = self.simulation(model=model, data=data, graphs=False)
             module, x = bare_module(sim), sim.federation.images[:2]
             with FlopCounterMode(display=False) as flops:
                 F.cross_entropy(module(x), torch.zeros(2, dtype=torch.int64, device=x.device)).backward()
@@ -171,22 +181,19 @@ class Bench:
                 sim.advance()
             mflop, kilobytes = flops.get_total_flops() / 2e6, traffic.bytes / sim.map.images_trained / 1e3
             return {
-                "model": model, "convolution": convolution, "mflop_per_image": round(mflop, 3),
+                "model": model, "mflop_per_image": round(mflop, 3),
                 "kilobytes_per_image": round(kilobytes, 1), "operations": traffic.calls,
                 "by_flops": round(self.peaks["tflops"] * 1e6 / mflop),
                 "by_bytes": round(self.peaks["tb_per_second"] * 1e9 / kilobytes),
             }  # fmt: skip
 
-        for model in ("lenet",) if self.dry else ("lenet", "vgg16"):
-            for convolution in ("grouped", "unfold"):
-                yield lambda model=model, convolution=convolution: counted(model, convolution)
+        for model in self.models:
+            yield lambda model=model: counted(model)
 
     def rates(self) -> Iterator[Callable[[], Row]]:
         """Images/s of FedAvg's local work: a bare PyTorch loop, the loop, and the batch with each mechanism."""
-        parts = {"lenet": "cifar10", "vgg16": "cifar10:0.2"}
-        if self.dry:
-            parts = {"lenet": "cifar10:0.5"}
-        for model, data in parts.items():
+        parts = {"lenet": "cifar10:0.5" if self.dry else "cifar10", "vgg16": "cifar10:0.2"}
+        for model, data in ((name, parts[name]) for name in self.models):
             for clients in (3, 4) if self.dry else (50, 15):
                 what = {"model": model, "clients": clients}
                 of = {"data": data, **what}
@@ -221,7 +228,7 @@ class Bench:
                     yield lambda ours=ours, name=name: ours(name, "vmap")
 
     def profile(self) -> Iterator[Callable[[], Row]]:
-        """Where the time of a round goes, with nothing switched on and with everything."""
+        """Where the time of a round goes, with steps recorded and without."""
         from torch.profiler import ProfilerActivity, profile
 
         on_gpu = self.device == "cuda"
@@ -241,13 +248,65 @@ class Bench:
             }
 
         yield lambda: seen("none")
-        yield lambda: seen("all")
+        yield lambda: seen("graphs")
+
+    def together(self) -> Iterator[Callable[[], Row]]:
+        """Images/s of several processes that share the GPU, each with a run of its own: FedAvg, 10 of 50 clients a round.
+
+        They share it better where NVIDIA's MPS daemon (`nvidia-cuda-mps-control -d`) lets their kernels run side by side, and
+        CUDA_MPS_PIPE_DIRECTORY names its folder.
+        """
+
+        def shared(name: str) -> Row:
+            import gpu as this  # a new process finds the function by its module's name, whatever runs as __main__
+
+            context = multiprocessing.get_context("spawn")
+            count, lasting = (2, 0.2) if self.dry else (8, 6.0)
+            barrier, answers = context.Barrier(count), context.Queue()
+            settings = {"clients": 50, "participation": 0.2, "epochs": 5, "device": self.device}
+            if self.dry:
+                settings |= {"data": "cifar10:0.5", "clients": 10}
+            processes = [
+                context.Process(target=this.one_of_many, args=(n, settings, name, lasting, barrier, answers))
+                for n in range(count)
+            ]
+            for process in processes:
+                process.start()
+            try:
+                rates = [answers.get(timeout=120) for _ in processes]
+            finally:
+                for process in processes:
+                    process.join(5)
+                    process.kill()  # one that failed may have left the others waiting
+            mps = "CUDA_MPS_PIPE_DIRECTORY" in os.environ
+            return {
+                "processes": count, "mechanism": name, "mps": mps,
+                "images_per_second": round(sum(rates)),
+            }  # fmt: skip
+
+        yield lambda: shared("none")
+        yield lambda: shared("graphs")
+
+
+def one_of_many(
+    number: int, settings: Row, mechanism: str, lasting: float, barrier: Any, answers: Any
+) -> None:
+    """In a process of its own: answer with the images/s of its rounds, begun when all processes are ready."""
+    bench = Bench(settings["device"], False, [], [], 10)
+    with switched(MECHANISMS[mechanism]) as given:
+        sim = bench.simulation(seed=number, **settings, **given)
+        sim.advance()
+        barrier.wait(60)
+        begun, before = time.perf_counter(), sim.map.images_trained
+        while time.perf_counter() - begun < lasting:
+            seconds(sim.advance, bench.device)
+        answers.put((sim.map.images_trained - before) / (time.perf_counter() - begun))
 
 
 class Traffic(TorchDispatchMode):
     """Counts the bytes that operations read and write: what a GPU moves that fuses nothing and caches nothing.
 
-    Views are free, windows that overlap are read once, and a look-up reads what it gives.
+    Views are free, and a look-up reads what it gives.
     """
 
     bytes = calls = 0
@@ -279,7 +338,7 @@ def random_images(folder: Path, images: int) -> None:
 
 def main() -> int:
     """Measure the parts that were asked for, in turn, as long as there is time; 1 where a method's engines are not equal."""
-    parts = ["equality", "machine", "roofline", "rates", "profile"]
+    parts = ["equality", "machine", "rates", "together", "roofline", "profile"]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -289,6 +348,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9, help="start no row after this time")
     parser.add_argument("--parts", default=",".join(parts), help="which, separated by commas")
     parser.add_argument("--methods", default=",".join(METHODS), help="whose engines are compared")
+    parser.add_argument("--models", help="which are timed [lenet,vgg16; lenet in a dry run]")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     pixels = "of the data set"
@@ -299,8 +359,16 @@ def main() -> int:
     except InputError:
         random_images(Path(tempfile.mkdtemp()), 1000 if asked.dry_run else 50_000)
         pixels = "random"
-    bench = Bench(asked.device, asked.dry_run, asked.methods.split(","), asked.minutes)
-    results: Row = {"device": device_name(asked.device), "versions": versions(), "pixels": pixels}
+    bench = Bench(
+        asked.device,
+        asked.dry_run,
+        asked.methods.split(","),
+        (asked.models or ("lenet" if asked.dry_run else "lenet,vgg16")).split(","),
+        asked.minutes,
+    )
+    results: Row = {
+        "device": device_name(asked.device), "versions": versions(), "pixels": pixels, "code": code_version()
+    }  # fmt: skip
     for part in asked.parts.split(","):
         results[part] = []
         for row in getattr(bench, part)():

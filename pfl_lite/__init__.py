@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from pfl_lite import methods
     from pfl_lite.config import make_config
     from pfl_lite.data.federation import Federation, make_federation
-    from pfl_lite.data.images import load
+    from pfl_lite.data.images import Card, Images, load
+    from pfl_lite.data.partition import ClientIndices
     from pfl_lite.engine.report import load_model
     from pfl_lite.engine.simulation import Simulation, run
-    from pfl_lite.models import make_network
+    from pfl_lite.models import make_network, register
     from pfl_lite.papers import get_experiment
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.results.tables import table
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from pfl_lite.show import plots
 
 _HOMES = {
+    "Card": "data.images:Card",
+    "ClientIndices": "data.partition:ClientIndices",
     "Federation": "data.federation:Federation",
+    "Images": "data.images:Images",
     "Ledger": "results.ledger:Ledger",
     "Simulation": "engine.simulation:Simulation",
     "get_experiment": "papers:get_experiment",
@@ -36,14 +40,19 @@ _HOMES = {
     "make_network": "models:make_network",
     "methods": "methods",
     "plots": "show.plots",
+    "register": "models:register",
     "run": "engine.simulation:run",
     "table": "results.tables:table",
     "verdicts": "results.verdicts:claims",
 }
 __all__ = [
-    "Federation", "Ledger", "Simulation", "get_experiment", "load", "load_model", "make_config", "make_federation",
-    "make_network", "methods", "plots", "run", "table", "verdicts",
+    "Card", "ClientIndices", "Federation", "Images", "Ledger", "Simulation", "get_experiment", "load", "load_model",
+    "make_config", "make_federation", "make_network", "methods", "plots", "register", "run", "table", "verdicts",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

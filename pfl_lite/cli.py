@@ -21,10 +21,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from pfl_lite import __version__
 from pfl_lite.__main__ import main as main
 from pfl_lite.errors import InputError
 
 LONGEST = 500  # characters of a sentence
+LISTS_TOLD = (
+    'lists of your own, `{"clients": [{"train": [0, 5], "val": [2], "test": [1]}, ...]}`, positions among the training '
+    "(train, val) and test images; val and test may be left out"
+)
 LONGEST_BUDGET = 10_000 * 3600  # seconds
 
 
@@ -80,7 +85,8 @@ class PartitionCommand(TyperCommand):
         """Write the help."""
         from pfl_lite.data.recipes import describe
 
-        self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in describe())
+        ways = [*describe(), ("clients.json", LISTS_TOLD)]
+        self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in ways)
         super().format_help(ctx, formatter)
 
 
@@ -137,6 +143,13 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
     return extended
 
 
+def say_version(asked: bool) -> None:
+    """Say the package's version and end, if asked."""
+    if asked:
+        typer.echo(f"pfl-lite {__version__}")
+        raise typer.Exit()
+
+
 app = typer.Typer(
     cls=PoliteGroup,
     no_args_is_help=True,
@@ -145,6 +158,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Personalized federated learning: partition a data set, train a method, reproduce a paper's table.",
 )
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=say_version, help="say the version")
+    ] = False,
+) -> None:
+    """What is said before a command."""
+
 
 Experiment = Annotated[
     str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
@@ -237,8 +260,9 @@ def datasets() -> None:
     for name, card in cards().items():
         images = f"{card.train_size}{f'+{card.test_size}' if card.test_size else ''} images"
         shape = f"{card.size}x{card.size}x{card.channels}"
-        rows.append([name, images, shape, f"{len(card.classes)} classes", card.title])
+        rows.append([name, images, shape, f"{len(card.classes)} classes", card.origin, card.title])
     typer.echo(listed(rows))
+    typer.echo("NAME:0.1 is a random tenth. Files are kept in $PFL_LITE_DATA (~/.cache/pfl_lite).")
 
 
 @app.command()
@@ -348,7 +372,8 @@ def convert(
     Example: `pfl-lite convert PFLlib/dataset/MNIST mnist-clients`
 
     A pickle can carry a program; none is run, and a file that holds more than arrays is refused.
-    `read_clients` of `pfl_lite.data.exchange` reads what is written, and so do the nodes of `examples/flower`.
+    `read_clients` of `pfl_lite.data.exchange` reads what is written, and so do the nodes of `examples/flower` if the data set
+    is one of `pfl-lite datasets`.
     """
     from pfl_lite.data.exchange import read_pfllib, write_clients
 

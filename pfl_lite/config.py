@@ -11,10 +11,9 @@ import torch
 
 from pfl_lite import schema
 from pfl_lite.data.images import SPLIT_MODES
-from pfl_lite.data.partition import is_file, pinned
+from pfl_lite.data.partition import is_file, load_partition, pinned
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
-from pfl_lite.methods.base import check_choice
 from pfl_lite.models import auto_network
 
 SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
@@ -27,6 +26,14 @@ SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 """What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
 TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in SGD_BOUNDS))
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+WORDS: dict[str, tuple[str, ...]] = {
+    "split": tuple(SPLIT_MODES),
+    "augment": ("none", "crop_flip"),
+    "ft_mode": ("own_update", "plain_sgd"),
+    "engine": ("loop", "vmap", "auto"),
+    "dtype": tuple(DTYPES),
+}
+"""Settings that are one of some words."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +41,19 @@ class ExecutionSettings:
     """How a run is computed; its numbers differ by rounding at most (see the settings of the same names in `RunConfig`)."""
 
     clients_per_batch: int = 0
-    convolution: str = "auto"
-    graphs: bool = False
+    graphs: bool = True
     tf32: bool = False
 
 
-MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(ExecutionSettings))}
+GONE = {"convolution"}
+"""Settings of earlier versions, which stored results still name: they said how a run was computed."""
+MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(ExecutionSettings)), *GONE}
 """Settings of where and how a run is computed: it is the same run, whatever they say."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run: a method, a federation and a budget. Two runs of equal configurations give equal numbers on one machine."""
+    """One run: a method, a federation and a budget. Two runs of equal configurations give equal numbers on one processor."""
 
     method: Method = field(default_factory=FedAvg)
     """The method with its own hyper-parameters."""
@@ -61,7 +69,7 @@ class RunConfig:
     """Training and test images: the data set's (`published`); each client's own, merged and cut 80 : 20 (`fedem`); or all of them
     merged and cut 80 : 20 once, in the same way for every seed (`recut`)."""
     clients: int = 10
-    """N, the number of clients."""
+    """N, the number of clients; a partition's file says it itself."""
     rounds: int = 10
     """T, communication rounds; the most there are if `patience` may end the run."""
     patience: int = 0
@@ -82,7 +90,8 @@ class RunConfig:
     unseen: int = 0
     """Clients that are held out of training and only scored, each by its method's rule for newcomers."""
     val_fraction: float = 0.2
-    """Share of the training images that become validation images; a partition's file says itself which these are."""
+    """Share of the training images that become validation images; a partition's file says itself which these are.
+    Another share also deals other training and test images of the same classes to the clients."""
     augment: str = "none"
     """What happens to the images of training mini-batches: `none`, or `crop_flip`, each image shifted by up to four pixels and
     mirrored or not, at random. What is scored or looked at is never augmented."""
@@ -117,10 +126,9 @@ class RunConfig:
     """`float32` or `float64`."""
     clients_per_batch: int = 0
     """Of `vmap`: how many clients of like size at most are computed together; 0: all on a CPU, on a GPU as many as fit."""
-    convolution: str = "auto"
-    """Of `vmap`: `grouped` convolutions, or `unfold` for products of patches; `auto`: what has been measured to be faster."""
-    graphs: bool = False
-    """Of `vmap` on a GPU: record the training step once as a CUDA graph, and replay it."""
+    graphs: bool = True
+    """Of `vmap` on a GPU: record the step of a training loop as a CUDA graph, and replay it. What a step asks of Python, such as
+    a counter of one's own, is then asked while it is recorded only; False asks every time."""
     tf32: bool = False
     """On a GPU: products in TF32, which keeps 10 bits of a float32's 23; False: exact ones."""
 
@@ -153,15 +161,8 @@ class RunConfig:
         for name in ("patience", "ft_factors"):
             known = self.val_fraction > 0 or not getattr(self, name)
             self._check(name, known, "left out where there are no validation images")
-        check_choice(
-            "run",
-            split=(self.split, SPLIT_MODES),
-            augment=(self.augment, ("none", "crop_flip")),
-            ft_mode=(self.ft_mode, ("own_update", "plain_sgd")),
-            engine=(self.engine, ("loop", "vmap", "auto")),
-            convolution=(self.convolution, ("auto", "grouped", "unfold")),
-            dtype=(self.dtype, tuple(DTYPES)),
-        )
+        for name, words in WORDS.items():
+            self._check(name, getattr(self, name) in words, f"one of {', '.join(words)}")
         check_device(self.device)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
@@ -194,9 +195,10 @@ class RunConfig:
         """
         device = self.device if self.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
         engine = self.engine if self.engine != "auto" else ("vmap" if device == "cuda" else "loop")
-        for name in ("clients_per_batch", "convolution"):
-            if engine == "loop" and getattr(self, name) != getattr(ExecutionSettings, name):
-                raise InputError(f"{name} belongs to the engine vmap: leave it out, or use --engine vmap")
+        if engine == "loop" and self.clients_per_batch:
+            raise InputError(
+                "clients_per_batch belongs to the engine vmap: leave it out, or use --engine vmap"
+            )
         return replace(
             self,
             device=device,
@@ -230,8 +232,12 @@ STORED = schema.fields(
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the settings, also of its method, that came later: at their defaults, or as it was `before`."""
-    filled = {f.name: f.default for f in fields(RunConfig) if f.name != "method"} | stored
+    """A stored configuration with the settings, also of its method, that came later: at their defaults, or as it was `before`.
+
+    Those that are gone are left out.
+    """
+    kept = {name: value for name, value in stored.items() if name not in GONE}
+    filled = {f.name: f.default for f in fields(RunConfig) if f.name != "method"} | kept
     own = stored.get("method", {})
     kind = METHODS.get(own.get("name", ""))
     if kind is None:
@@ -246,7 +252,8 @@ def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) 
             f"device {device} is called cuda here: the variable CUDA_VISIBLE_DEVICES={device.removeprefix('cuda:')} "
             "chooses one GPU of several"
         )
-    check_choice("run", device=(device, valid))
+    if device not in valid:
+        raise InputError(f"device must be one of {', '.join(valid)}, not '{device}'")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "device cuda was asked for, but torch finds no CUDA device here: use cpu (--device cpu, or auto)"
@@ -259,6 +266,11 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     Raises:
         InputError: an unknown method or setting, a value of the wrong type or out of range.
     """
+    if not isinstance(method, str | Method | type):
+        raise InputError(
+            f"a method is a name, as 'fedavg', or FedAvg() with its settings, not {type(method).__name__}"
+            + ": Simulation(config).run() runs a configuration" * isinstance(method, RunConfig)
+        )
     if isinstance(method, type):
         raise InputError(f"a method is given by its name or with its settings: write {method.__name__}()")
     names = {"int": int, "float": float, "str": str, "bool": bool}
@@ -278,6 +290,8 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
         for name, value in settings.items()
         if name in kinds and not (value is None and name in TUNING)
     }
+    if is_file(run.get("partition")) and "clients" not in run:
+        run["clients"] = len(load_partition(run["partition"]))
     config = RunConfig(method=method, **({"ft_epochs": method.ft_epochs} | run))
     if advice := method.advise(config):
         warnings.warn(advice, stacklevel=2)

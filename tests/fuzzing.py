@@ -1090,14 +1090,16 @@ def page_faults(text: str, record: Any) -> str | None:
 
 def pages(random: Random) -> Case:
     name = hostile_name(random)
-    kind = random.choice(["page", "gate", "alpha", "table", "card", "player"])
+    kind = random.choice(["page", "gate", "alpha", "standings", "table", "card", "player"])
 
     def act(at: Path) -> str | None:
         import pandas as pd
 
         if kind == "page":
             record = {"classes": [name, "b"], name: [name]}
-            return page_faults(explorers.page(random.choice(["gate", "alpha", "routing"]), record), record)
+            return page_faults(
+                explorers.page(random.choice(["gate", "alpha", "routing", "standings"]), record), record
+            )
         if kind == "gate":
             image = {
                 "client": 0,
@@ -1111,6 +1113,9 @@ def pages(random: Random) -> Case:
             text = explorers.gate([name, "b"], [image])
         elif kind == "alpha":
             text = explorers.alpha([0], {name: [[[0.5, 0.5]]]}, [0])
+        elif kind == "standings":
+            scores, paper = {name: [[1.0, 2.0]], "b": [[2.0, 3.0]]}, {name: 1.0, "b": 2.0}
+            text = explorers.standings({name: ([name], scores, paper)})
         elif kind == "table":
             frame = pd.DataFrame({"Method": [name.replace("\n", " ")], "Ours": [1.0]})
             body = render(frame, "markdown").strip().splitlines()

@@ -1,24 +1,24 @@
-"""The batched engine: groups of like clients, memory, recorded steps and patches change no number."""
+"""The batched engine: groups of like clients, memory, recorded steps change no number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from test_methods import QUICK
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import FAST, Dropped, five_clients, same, tiny_clients, train
+from toy import FAST, Dropped, five_clients, same, tiny_clients
 
 from pfl_lite.config import make_config
 from pfl_lite.data.partition import partition_labels
 from pfl_lite.engine.batched import IDLE, groups, padded
-from pfl_lite.engine.gpu import PROBE, ClientLimit, Driver, Replay, Unfolded
+from pfl_lite.engine.gpu import PROBE, ClientLimit, Driver, Graphs, Replay
 from pfl_lite.engine.mapping import in_client_order
 from pfl_lite.engine.rounds import floats_sent
 from pfl_lite.engine.simulation import Simulation
@@ -63,26 +63,26 @@ def sizes_at_random(seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("at_most", [None, 1, 3])
-def test_groups_hold_every_client_once_and_idle_little(seed: int, at_most: int | None) -> None:
+@pytest.mark.parametrize("at_most", [30, 1, 3])
+def test_groups_hold_every_client_once_and_idle_little(seed: int, at_most: int) -> None:
     sizes = sizes_at_random(seed)
     cut = groups(sizes, 16, at_most)
     assert sorted(place for group in cut for place in group) == list(range(len(sizes)))
-    assert all(1 <= len(group) <= (at_most or len(sizes)) for group in cut)
+    assert all(1 <= len(group) <= at_most for group in cut)
     alone = sum(padded(size, 16) for size in sizes)
     computed = sum(len(group) * max(padded(sizes[place], 16) for place in group) for group in cut)
     assert alone >= (1 - IDLE) * computed
     one = len(sizes) * max(padded(size, 16) for size in sizes)
-    if at_most is None:
+    if at_most == 30:  # any number
         assert (len(cut) == 1) == (alone >= (1 - IDLE) * one)
     if len(cut) == 1:
         assert cut[0] == list(range(len(sizes)))
 
 
 def test_clients_of_like_size_are_put_together() -> None:
-    assert groups([1000, 10, 10, 990], 64) == [[0, 3], [1, 2]]
+    assert groups([1000, 10, 10, 990], 64, 4) == [[0, 3], [1, 2]]
     assert groups([5] * 5, 64, 2) == [[0], [1, 2], [3, 4]]
-    assert groups([0, 0], 64) == [[0, 1]]
+    assert groups([0, 0], 64, 2) == [[0, 1]]
 
 
 @pytest.mark.parametrize("clients", [15, 50])
@@ -91,7 +91,7 @@ def test_little_of_the_work_is_padding_at_the_papers_skew(clients: int, seed: in
     labels, test = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)  # as many as CIFAR-10 has
     shares = partition_labels(labels, test, 10, "dirichlet:0.4", clients, seed)
     sizes = [len(share.train) for share in shares]
-    cut = groups(sizes, 64)
+    cut = groups(sizes, 64, clients)
     assert padding(sizes, 64, cut) < 0.15 < padding(sizes, 64, [list(range(clients))])
     assert len(cut) <= 5
 
@@ -100,7 +100,7 @@ def test_padding_is_what_the_engine_computes() -> None:
     sim = Simulation(make_config("fedavg", **FAST, engine="vmap", clients_per_batch=5), five_clients())
     sim.advance()
     sizes = sim.federation.train_sizes.tolist()
-    share = padding(sizes, 32, groups(sizes, 32))
+    share = padding(sizes, 32, groups(sizes, 32, len(sizes)))
     assert 1 - sim.map.images_trained / sim.map.images_computed == pytest.approx(share) and share > 0  # type: ignore[attr-defined]
 
 
@@ -140,6 +140,22 @@ def test_a_group_that_does_not_fit_is_halved_for_good(monkeypatch: pytest.Monkey
     assert agree(loop, small) and tried.count(4) == len(small.map.limits)  # type: ignore[attr-defined]
 
 
+def test_groups_that_wait_are_cut_as_soon_as_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = tiny("fedavg", participation=1.0, engine="vmap", clients_per_batch=2)
+    together, tried = type(sim.map).one_group, []  # type: ignore[attr-defined]
+
+    def greedy(self: Any, function: Any, server: Any, clients: Any, work: Any) -> Any:
+        tried.append(len(work.ids))
+        if len(work.ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return together(self, function, server, clients, work)
+
+    monkeypatch.setattr(type(sim.map), "one_group", greedy)
+    monkeypatch.setattr("pfl_lite.engine.gpu.SORTED_GROUPS", False)  # so that there are two groups of two
+    sim.run()
+    assert tried[:5] == [2, 1, 1, 1, 1] and tried.count(2) == len(sim.map.limits)  # type: ignore[attr-defined]
+
+
 def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -148,6 +164,10 @@ def test_one_client_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(type(sim.map), "one_group", never)
     with pytest.raises(InputError, match="one client alone does not fit"):
         sim.run()
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_a_gpu_is_filled_by_what_the_first_clients_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +179,9 @@ def test_a_gpu_is_filled_by_what_the_first_clients_took(monkeypatch: pytest.Monk
     room = ClientLimit(Driver(torch.device("cuda")))
     assert room.clients == PROBE == 8 and room.attempt(8, lambda: "done") == "done"
     assert room.clients == 40  # 0.4 * 5000 / 50
+    room.limit = 3
+    room.attempt(8, out_of_memory)
+    assert room.clients == 3  # a larger group that was on its way raises nothing
     assert ClientLimit(Driver(torch.device("cuda")), 7).clients == 7
     assert ClientLimit(Driver(torch.device("cpu"))).clients is None
 
@@ -256,54 +279,67 @@ def test_a_step_that_cannot_be_recorded_is_done_without_and_said_once() -> None:
     assert agree(loop, batched) and len(said) == 1
 
 
-# ---- convolutions ---------------------------------------------------------------------------------------------------
+class FakeStream:
+    """Writes down which stream waits for which."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.said.append(f"{self.name} waits for {other.name}")
 
 
-@pytest.mark.filterwarnings("error")  # torch warns where it would go through the clients one by one
-@pytest.mark.parametrize(
-    ("channels", "kernel", "stride", "rim"), [(3, 5, 1, 0), (6, 3, 2, 1), (4, 2, (2, 1), (0, 1))]
-)
-def test_patches_are_convolutions_with_both_derivatives(
-    channels: int, kernel: int, stride: Any, rim: Any
+@pytest.mark.parametrize("fails", [False, True])
+def test_work_has_a_stream_of_its_own_after_what_came_before_and_before_what_follows(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    random = torch.Generator().manual_seed(0)
-    x, w, b = (
-        torch.randn(*shape, dtype=torch.float64, generator=random)
-        for shape in ((3, 2, channels, 9, 8), (3, 5, channels, kernel, kernel), (3, 5))
-    )
-
-    def loss(x: Any, w: Any, b: Any) -> Any:
-        return (F.conv2d(x, w, b, stride, rim) ** 3).sum()
-
-    def steepness(*inputs: Any) -> Any:
-        return torch.stack([(g**2).sum() for g in grad(loss, (0, 1, 2))(*inputs)]).sum()
-
-    for function in (grad(loss, (0, 1, 2)), grad(steepness, (0, 1, 2))):
-        plain = vmap(function)(x, w, b)
-        with Unfolded(below=channels + 1):
-            patches = vmap(function)(x, w, b)
-        assert all(torch.allclose(p, q, rtol=1e-10) for p, q in zip(plain, patches, strict=True))
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("own", said))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream("outside", said))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    driver = Driver(torch.device("cuda"))
+    with suppress(ZeroDivisionError), driver.own_stream():
+        said.append("work")
+        _ = 1 / (not fails)
+    assert said == ["own waits for outside", "work", "outside waits for own"]
 
 
-def test_wide_grouped_and_dilated_convolutions_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pfl_lite.engine.gpu.convolve", lambda *_: pytest.fail("went through patches"))
-    x, w = torch.randn(1, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    with Unfolded(below=4):
-        F.conv2d(x, w)
-    with Unfolded(below=5):
-        F.conv2d(x, w[:, :1], groups=4)
-        F.conv2d(x, w, dilation=2)
-        F.conv2d(x, w, padding="same")
+@pytest.mark.parametrize("graphs", [None, False])
+def test_steps_are_recorded_on_a_gpu_unless_a_run_says_no(
+    graphs: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Driver, "__init__", lambda self, device: vars(self).update(device=device, gpu=True))
+    sim = tiny("fedavg", engine="vmap", **({} if graphs is None else {"graphs": graphs}))
+    assert (sim.map.replay is None) == (graphs is False)  # type: ignore[attr-defined]
 
 
-def test_a_run_through_patches_is_the_same_run() -> None:
-    settings = {"engine": "vmap", "model": "small_cnn", "epochs": 1, "rounds": 1}
-    grouped, patches = (
-        train("fedavg", five_clients(), **settings, convolution=kind) for kind in ("grouped", "unfold")
-    )
-    assert same(grouped.server, patches.server, 1e-10)
-    with patches.map.convolving() as mode:  # type: ignore[attr-defined]
-        assert isinstance(mode, Unfolded)
+class FakeGraph:
+    """A graph whose recording, once something went wrong, cannot be ended either."""
+
+    ended = 0
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        """Begin."""
+
+    def capture_end(self) -> None:
+        FakeGraph.ended += 1
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_what_went_wrong_in_a_recording_is_told_and_the_recording_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(FakeGraph, "ended", 0)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def work() -> None:
+        raise torch.OutOfMemoryError("too little")
+
+    with pytest.raises(torch.OutOfMemoryError, match="too little"):
+        Graphs().record(work)
+    assert FakeGraph.ended == 2  # it was tried again, with an empty cache
 
 
 # ---- settings -------------------------------------------------------------------------------------------------------
@@ -320,10 +356,9 @@ def test_tf32_holds_while_clients_are_computed_and_no_longer() -> None:
         assert [library.allow_tf32 for library in libraries] == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("clients_per_batch", 3), ("convolution", "unfold")])
-def test_the_loop_takes_no_settings_of_batches(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"{name} belongs to the engine vmap"):
-        tiny("fedavg", engine="loop", **{name: value})
+def test_the_loop_takes_no_settings_of_batches() -> None:
+    with pytest.raises(InputError, match="clients_per_batch belongs to the engine vmap"):
+        tiny("fedavg", engine="loop", clients_per_batch=3)
     with pytest.raises(InputError, match="clients_per_batch must be 0 or more"):
         make_config("fedavg", clients_per_batch=-1)
 

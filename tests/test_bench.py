@@ -96,6 +96,8 @@ def test_the_command_for_a_gpu_runs_dry_with_the_few_libraries_that_it_names(tmp
     batched = [row["mechanism"] for row in found["rates"] if row.get("engine") == "vmap"]
     assert set(batched) == set(benchmark("gpu").MECHANISMS)
     assert {row["images_per_second"] > 0 for row in found["rates"]} == {True}
+    assert [row["mechanism"] for row in found["together"]] == ["none", "graphs"]
+    assert all(row["images_per_second"] > 0 for row in found["together"])
     assert found["roofline"][0]["mflop_per_image"] > 3 and found["profile"][0]["table"]
 
 

@@ -380,8 +380,11 @@ ROUNDS = [0, 3, 5, 10]
 ALPHA = explorers.alpha(ROUNDS, {"pfedmb": np.full((4, 2, 2), 0.5)}, [0, 1])
 ROUTES = explorers.routing([1, 1], ROUNDS, np.ones((4, 2, 2)), [0, 1])
 
+SCORES = {name: np.full((4, 3), at) for at, name in enumerate(("fedavg", "local"))}
+STANDINGS = explorers.standings({"small": (ROUNDS, SCORES, {"fedavg": 1.0, "local": 2.0})})
 
-@pytest.mark.parametrize("page", [ALPHA, ROUTES], ids=["alpha", "routing"])
+
+@pytest.mark.parametrize("page", [ALPHA, ROUTES, STANDINGS], ids=["alpha", "routing", "standings"])
 def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
     driver: webdriver.Chrome, tmp_path: Path, page: str
 ) -> None:
@@ -411,6 +414,24 @@ def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
     play.send_keys(Keys.ENTER)
     WebDriverWait(driver, 5).until(lambda _: play.text == "Play" and now() == "10")
     opened("no-preference")
+
+
+def test_standings_of_another_setting_open_at_its_first_round(
+    driver: webdriver.Chrome, tmp_path: Path
+) -> None:
+    paper = {"fedavg": 1.0, "local": 2.0}
+    later = {name: np.full((2, 3), 9.0 - at) for at, name in enumerate(SCORES)}
+    page = explorers.standings({"long": (ROUNDS, SCORES, paper), "short": ([7, 8], later, paper)})
+    (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{page}", encoding="utf-8")
+    driver.get((tmp_path / "page.html").as_uri())
+    widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="standings"]')
+    slide(widget, "at", 3)
+    output = widget.find_element(By.CSS_SELECTOR, "output")
+    assert output.text == "10" and told(widget)[0].startswith("Local")
+    slide(widget, "setting", 1)
+    assert output.text == "7" and told(widget)[0].startswith("FedAvg")
+    slide(widget, "at", 3)  # beyond its last round
+    assert output.text == "8"
 
 
 def test_the_gate_explorer_mixes_right(driver: webdriver.Chrome, go: Callable[..., None], site: Path) -> None:

@@ -48,6 +48,17 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
     assert "toy: 2 runs of an experiment that is not known here" in found.notes
 
 
+@pytest.mark.parametrize(("final", "model"), [("final", "tuned"), ("final_before_ft", "personal")])
+def test_final_accuracies_are_those_of_the_last_round(ledger: Ledger, final: str, model: str) -> None:
+    run = make_run()
+    run[final] |= {"test_accuracy": [0.99, 0.99]}
+    ledger.write(run)
+    said = (
+        f"toy/fedavg-seed0.json: its final accuracies have the mean 0.9900, its last round's {model} ones 0."
+    )
+    assert [fault[: len(said)] for fault in check(ledger).faults] == [said]
+
+
 def impossible(place: str, value: Any) -> str:
     """A run with one value changed, as JSON."""
     run = there = make_run() | {"seconds": 1.0}

@@ -202,10 +202,18 @@ def test_one_model_s_number_in_one_seed_decides_nothing(tmp_path: Any) -> None:
     assert result.verdict == "failed"  # two seeds agree
 
 
-def test_b8_is_about_at_most_so_many_points(verdict: Callable[..., ClaimResult]) -> None:
-    assert verdict("B8", levels(pfedmb=90, fedavg=89, fedprox=91)).verdict == "held"
-    refuted = verdict("B8", levels(pfedmb=90, fedavg=88.8, fedprox=91), seeds=(7, 8, 9))
-    assert refuted.verdict == "undecided"  # three seeds say so, three do not
+@pytest.mark.parametrize(("fedavg", "expected"), [(89, "held"), (80, "failed")])
+def test_b8_is_about_at_most_so_many_points(
+    verdict: Callable[..., ClaimResult], fedavg: float, expected: str
+) -> None:
+    assert verdict("B8", levels(pfedmb=90, fedavg=fedavg, fedprox=91)).verdict == expected
+    other = verdict("B8", levels(pfedmb=90, fedavg=169 - fedavg, fedprox=91), seeds=(7, 8, 9))
+    assert other.verdict == expected and other.seeds == 3  # seeds beside the plan do not count
+
+
+def test_seeds_that_disagree_decide_nothing(verdict: Callable[..., ClaimResult]) -> None:
+    assert verdict("B8", levels(pfedmb=90, fedavg=80, fedprox=91), seeds=(0,)).verdict == "failed"
+    assert verdict("B8", levels(pfedmb=90, fedavg=89, fedprox=91), seeds=(1, 2)).verdict == "undecided"
 
 
 def test_b9_and_b10(verdict: Callable[..., ClaimResult]) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import pfl_lite
+from pfl_lite import __version__
 from pfl_lite.cli import app, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
 from pfl_lite.data import exchange
@@ -25,7 +27,7 @@ from pfl_lite.data.images import load
 from pfl_lite.data.partition import partition
 from pfl_lite.engine.report import load_model, read_models
 from pfl_lite.errors import InputError
-from pfl_lite.methods import METHODS, explain
+from pfl_lite.methods import METHODS, FedAvg, explain
 from pfl_lite.models import make_network
 from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1
 from pfl_lite.results import executors
@@ -78,11 +80,11 @@ def test_engines_agree(method: str, tmp_path: Path) -> None:
 
 
 def test_how_a_run_is_computed_can_be_said(tmp_path: Path) -> None:
-    how = ["--engine", "vmap", "--clients-per-batch", 3, "--no-tf32", "--set", "convolution=unfold"]
+    how = ["--engine", "vmap", "--clients-per-batch", 3, "--no-tf32"]
     result = call("run", "fedavg", *EIGHT, *how, "--set", "graphs=false", "--out", tmp_path / "run.json")
     assert result.exit_code == 0, result.output
     config = json.loads((tmp_path / "run.json").read_text())["config"]
-    said = {"clients_per_batch": 3, "tf32": False, "convolution": "unfold", "graphs": False}
+    said = {"clients_per_batch": 3, "tf32": False, "graphs": False}
     assert {name: config[name] for name in said} == said
     result = call("run", "fedavg", *EIGHT, "--engine", "loop", "--clients-per-batch", 3)
     assert result.exit_code == 2 and "clients_per_batch belongs to the engine vmap" in result.output
@@ -404,6 +406,32 @@ def test_lists(command: str) -> None:
     assert known[command] in firsts
     if command == "models":
         assert "62,006" in result.output
+    if command == "datasets":
+        told = (
+            "comes with the package",
+            "downloaded once",
+            "from LEAF's files",
+            "NAME:0.1 is a random tenth",
+        )
+        assert all(one in result.output for one in told)
+
+
+def test_a_setting_without_a_docstring_is_explained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Bare(FedAvg):
+        pull: float = 0.5
+
+    monkeypatch.setitem(METHODS, "bare", Bare)
+    assert "  pull=0.5\n" in explain("bare")
+
+
+def test_the_version_is_said() -> None:
+    assert call("--version").output == f"pfl-lite {__version__}\n"
+
+
+def test_the_package_s_names_are_listed() -> None:
+    assert {"Card", "ClientIndices", "Images", "register", "run"} <= {*dir(pfl_lite)}
+    assert all(getattr(pfl_lite, name) is not None for name in pfl_lite.__all__)
 
 
 @pytest.mark.parametrize(

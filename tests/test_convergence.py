@@ -120,6 +120,7 @@ def test_what_cannot_be_asked_for(settings: dict[str, Any], word: str) -> None:
         make_config("fedavg", **settings)
 
 
-def test_a_run_with_patience_is_not_taken_over() -> None:
-    a, b = (make_config(name, ft_epochs=1, ft_every=1, patience=2) for name in ("fedavg", "pfl_ft"))
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_run_with_patience_or_scores_of_tuned_models_on_the_way_is_not_taken_over(patience: int) -> None:
+    a, b = (make_config(name, ft_epochs=1, ft_every=1, patience=patience) for name in ("fedavg", "pfl_ft"))
     assert not trains_alike(a, b)

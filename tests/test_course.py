@@ -21,6 +21,7 @@ import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from count_units import SHORT
 
 from pfl_lite import notebooks as copies
 from pfl_lite.errors import InputError
@@ -29,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "book").glob("*.ipynb"))
 UNITS = [path for path in CHAPTERS if not path.stem.startswith("lab-") and path.stem != "reproducing-pfedmb"]
 ONE = "federated-learning-in-twenty-lines"
-SHORT = {"what-to-try-first"}  # a unit without a laboratory
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,7 @@ def test_editions_hold_no_directive_of_the_book() -> None:
         == "![a](b.svg)"
     )
     assert writer.plain("{cite:t}`mcmahan2017fedavg`") == "McMahan et al. (2017)"
+    assert writer.plain("{ref}`an\nexercise <ex-om-keep>`") == f"an\nexercise ({exercise})"
     assert writer.plain("see {eq}`eq-om-fedper` in [one](one-model-or-many)") == (
         f"see {equation} in [one](one-model-or-many.ipynb)"
     )

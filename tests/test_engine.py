@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from toy import FAST, five_clients, same, train
+from toy import FAST, five_clients, same, tiny_clients, train
 
 from pfl_lite import __version__
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import make_federation
+from pfl_lite.data.images import load
 from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.report import code_version, load_model
 from pfl_lite.engine.rounds import finite
@@ -123,6 +124,12 @@ def test_fine_tuning_has_its_own_sgd_and_training_keeps_the_run_s(
     assert same(sim.scored_models(), models, 0)
 
 
+@pytest.mark.parametrize("settings", [{"patience": 2}, {"ft_epochs": 1, "ft_factors": "0,1"}])
+def test_what_looks_at_validation_images_is_refused_where_there_are_none(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"{[*settings][-1]} must be left out where there are no validation"):
+        Simulation(make_config("fedavg", **(FAST | settings | {"clients": 4})), tiny_clients())
+
+
 def test_a_run_that_diverges_says_once_who_and_when_and_what_may_help(
     federation: Any, tmp_path: Path
 ) -> None:
@@ -160,9 +167,14 @@ def test_same_configuration_same_numbers_and_another_seed_others(federation: Any
     assert not same(a.server, train("fedavg", federation, seed=4).server, 1e-3)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_stopped_and_resumed_is_bit_equal(federation: Any, method: str, tmp_path: Path) -> None:
-    settings = quick(method, rounds=3, participation=0.6, momentum=0.9, ft_epochs=1, ft_every=1)
+PRETRAINED = {"pretrain": 1, "model": "mlp", "encoder_width": 64, "width": 64}
+
+
+@pytest.mark.parametrize(("method", "own"), [*((method, {}) for method in METHODS), ("fedmn", PRETRAINED)])
+def test_stopped_and_resumed_is_bit_equal(
+    federation: Any, method: str, own: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = quick(method, rounds=3, participation=0.6, momentum=0.9, ft_epochs=1, ft_every=1, **own)
     whole = train(method, federation, **settings)
     first = simulation(federation, method, **settings)
     first.step()
@@ -174,6 +186,30 @@ def test_stopped_and_resumed_is_bit_equal(federation: Any, method: str, tmp_path
         whole.report()["rounds"] == second.report()["rounds"]
         and whole.report()["final"] == second.report()["final"]
     )
+
+
+def test_the_round_that_tuning_computes_ahead_is_counted_once_over_a_stop(
+    federation: Any, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"model": "linear", "rounds": 3, "ft_epochs": FAST["epochs"], "ft_every": 1}
+    whole, first = train("local", federation, **settings), simulation(federation, "local", **settings)
+    assert whole.tuning_is_next_round
+    assert not first.run(checkpoint=tmp_path / "run.pt", stop=lambda: first.round == 2)
+    second = simulation(federation, "local", **settings)
+    assert second.run(checkpoint=tmp_path / "run.pt")
+    assert second.map.images_trained == whole.map.images_trained
+
+
+@pytest.mark.parametrize("settings", [{"eval_every": 4}, {"ft_epochs": 1}, {"whole_test": True}])
+def test_a_run_that_goes_on_for_more_rounds_has_the_scores_of_a_whole_one(
+    federation: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {"model": "linear", "epochs": 1, **settings}
+    train("ifca", federation, rounds=3, **settings).save(tmp_path / "run.pt")
+    longer = simulation(federation, "ifca", rounds=5, **settings)
+    assert longer.run(checkpoint=tmp_path / "run.pt")
+    whole = train("ifca", federation, rounds=5, **settings)
+    assert longer.history == whole.history and same(longer.scored_models(), whole.scored_models(), 0)
 
 
 def test_a_stop_comes_between_rounds_and_the_checkpoint_goes_on(federation: Any, tmp_path: Path) -> None:
@@ -193,14 +229,38 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any,
     torch.save(content, path)
     simulation(federation).load(path)
     with pytest.raises(InputError, match=r"it differs in split"):
-        simulation(federation, split="fedem").load(path)
+        simulation(replace(federation, split=None), split="fedem").load(path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match="cannot be read: delete it"):
+    with pytest.raises(
+        InputError, match="cannot be read: name another file, or delete this one if it is a checkpoint"
+    ):
         simulation(federation).load(path)
     for foreign in ({"w": torch.zeros(3)}, torch.zeros(3)):  # of torch, but no checkpoint
         torch.save(foreign, path)
-        with pytest.raises(InputError, match="cannot be read: delete it"):
+        with pytest.raises(InputError, match="cannot be read: name another file"):
             simulation(federation).load(path)
+
+
+def test_a_checkpoint_of_other_clients_of_the_same_sizes_is_refused(federation: Any, tmp_path: Path) -> None:
+    simulation(federation).save(tmp_path / "run.pt")
+    moved = replace(federation, train=[part.flip(0) for part in federation.train])
+    with pytest.raises(
+        InputError, match="other images or labels: name another checkpoint, or delete this one"
+    ):
+        simulation(moved).load(tmp_path / "run.pt")
+
+
+def test_files_are_named_by_words_too_and_run_keeps_a_checkpoint(tmp_path: Path) -> None:
+    path, settings = str(tmp_path / "run.pt"), {"data": "digits", "model": "linear", "clients": 3}
+    run("fedavg", checkpoint=path, rounds=1, **settings)
+    on = run("fedavg", checkpoint=path, rounds=2, **settings)
+    assert on.history.rounds == run("fedavg", rounds=2, **settings).history.rounds
+    on.save(path)
+    on.load(path)
+    on.save_models(str(tmp_path / "models.npz"))
+    load_model(str(tmp_path / "models.npz"), on.network)
+    with pytest.raises(InputError, match=r"load_model needs a network of make_network.*, not Linear"):
+        load_model(str(tmp_path / "models.npz"), on.network.to_module(on.server))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfl_moe"])
@@ -481,6 +541,39 @@ def test_a_diverged_run_says_so_and_keeps_its_numbers(federation: Any) -> None:
     assert report["rounds"][-1]["personal_loss"] is None and report["final"]["test_loss"] == [None] * 5
 
 
+def test_an_exploded_run_is_told_once(federation: Any) -> None:
+    with pytest.warns(
+        UserWarning, match="fedavg diverged: after round .* the mean loss is .*; try a .* below 1e"
+    ) as told:
+        train("fedavg", federation, model="linear", lr=1e8, rounds=3)
+    assert len(told) == 1
+
+
+def test_a_curve_that_no_round_has_is_refused(federation: Any) -> None:
+    history = train("fedavg", federation, model="linear").history
+    with pytest.raises(InputError, match=r"unknown curve 'test_accuracy': did you mean .*personal_accuracy"):
+        history.curve("test_accuracy")
+
+
+def test_words_of_other_libraries_are_answered_with_ours() -> None:
+    with pytest.raises(InputError, match=r"'learning_rate': here it is lr \("):
+        make_config("fedavg", learning_rate=0.1)
+    with pytest.raises(InputError, match="not RunConfig: Simulation"):
+        make_config(make_config("fedavg"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"data must be a name: give Images\(digits, 1438 for training"):
+        make_config("fedavg", data=load("digits"))  # type: ignore[arg-type]
+
+
+def test_a_subclass_s_own_personal_is_asked_and_its_name_is_its_own(federation: Any) -> None:
+    class Zero(FedAvg):
+        def personal(self, received: Any, client: Any, work: Any) -> Any:
+            return {name: 0 * tensor for name, tensor in received.items()}
+
+    sim = simulation(federation, Zero(), model="linear")
+    assert sim.evaluate()["personal_loss"] == pytest.approx(np.log(10)) and Zero.name == "zero"
+    assert sim.evaluate()["global_loss"] != sim.evaluate()["personal_loss"]
+
+
 def test_a_method_changed_by_a_reader_stays_that_method(federation: Any) -> None:
     class Stronger(FedProx):
         """Twice the pull."""
@@ -495,6 +588,8 @@ def test_a_method_changed_by_a_reader_stays_that_method(federation: Any) -> None
         ({"clients": 4}, "has clients 5, but the run asks for clients 4"),
         ({"dtype": "float32"}, "has dtype float64"),
         ({"data": "glyphs"}, "has data digits"),
+        ({"partition": "iid"}, "has partition dirichlet:0.4, but the run asks for partition iid"),
+        ({"val_fraction": 0.5}, "has val_fraction 0.2"),
     ],
 )
 def test_a_federation_that_does_not_fit_is_refused(
@@ -521,6 +616,11 @@ def test_a_federation_given_says_what_the_run_is_of() -> None:
     sim = run("fedavg", federation=replace(given, name="mine"), rounds=1)
     config = sim.config
     assert (config.data, config.clients, config.dtype, config.model) == ("mine", 6, "float64", "small_cnn")
+    assert config.partition == "iid"
+    by_hand = replace(given, partition="given", split=None, val_fraction=None)
+    assert run("fedavg", federation=by_hand, rounds=1).config.partition == "given"
+    with pytest.raises(InputError, match="has partition given, but the run asks for partition pairs"):
+        run("fedavg", federation=by_hand, partition="pairs")
     with pytest.raises(InputError, match="has clients 6, but the run asks for clients 10"):
         run("fedavg", federation=given, clients=10)
     with pytest.raises(InputError, match="has dtype float64, but the run asks for dtype float32"):

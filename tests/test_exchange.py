@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
+from pfl_lite.config import make_config
 from pfl_lite.data import exchange
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.images import load
@@ -77,6 +79,16 @@ def spoil_nothing_left(said: dict[str, Any]) -> None:
     said["clients"] = []
 
 
+def test_lists_without_val_and_test_are_a_partition_and_say_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "clients.json"
+    path.write_text('{"clients": [{"train": [0, 1]}, {"train": [2], "test": [3]}]}')
+    assert [len(one.test) for one in load_partition(str(path))] == [0, 1]
+    assert make_config("fedavg", partition=str(path)).clients == 2
+    path.write_text('{"clients": [{"tain": [0, 1]}]}')
+    with pytest.raises(InputError, match=r"holds no partition \(it/clients/0 lacks train\)"):
+        load_partition(str(path))
+
+
 @pytest.mark.parametrize(
     "spoil", [spoil_index, spoil_sign, spoil_kind, spoil_name, spoil_labels, spoil_nothing_left]
 )
@@ -124,9 +136,27 @@ def test_anybody_s_torch_datasets_are_a_federation() -> None:
         Federation.from_torch([{"test": mine[0]["test"]}], DIGITS.card)
     with pytest.raises(InputError, match="at least one client"):
         Federation.from_torch([], DIGITS.card)
+    with pytest.raises(InputError, match="client 1 has a split 'valid': the splits are train, val and test"):
+        Federation.from_torch([mine[0], {"train": mine[1]["train"], "valid": mine[1]["val"]}], DIGITS.card)
+    with pytest.raises(InputError, match="the card must be a Card"):
+        Federation.from_torch(mine, "digits")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="client 0 must be a dict of data sets"):
+        Federation.from_torch([mine[0]["train"]], DIGITS.card)
     larger = TensorDataset(torch.zeros(2, 1, 9, 9), torch.zeros(2))
     with pytest.raises(InputError, match="images of several sizes"):
         Federation.from_torch([mine[0], {"train": larger}], DIGITS.card)
+    for pixels in (
+        torch.zeros(2, 1, 8, 8).byte(),
+        torch.full((2, 1, 8, 8), -0.1),
+        torch.full((2, 1, 8, 8), 1.1),
+    ):
+        with pytest.raises(InputError, match=r"floats in \[0, 1\], before any Normalize"):
+            Federation.from_torch([{"train": TensorDataset(pixels, torch.zeros(2))}], DIGITS.card)
+    pictures = [(Image.new("L", (8, 8)), 0)]
+    with pytest.raises(
+        InputError, match=r"images must be tensors .* as torchvision's ToTensor makes them, not Image"
+    ):
+        Federation.from_torch([{"train": pictures}], DIGITS.card)  # type: ignore[dict-item]
 
 
 def test_fl_bench_and_fedscale_give_the_same_clients_back(tmp_path: Path) -> None:
@@ -212,9 +242,9 @@ def test_a_table_with_paths_of_its_own_is_read_row_by_row(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("spec", ["dirichlet:0.4", "concept:2"])
 def test_a_plain_file_for_each_client_gives_the_same_federation(spec: str, tmp_path: Path) -> None:
-    exchange.write_clients(tmp_path, DIGITS, clients(spec))
+    exchange.write_clients(str(tmp_path), DIGITS, clients(spec))
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"client-{i}.npz" for i in range(4)]
-    same_federation(Federation.build(*exchange.read_clients(tmp_path, DIGITS.card)), spec)
+    same_federation(Federation.build(*exchange.read_clients(str(tmp_path), DIGITS.card)), spec)
     (tmp_path / "client-2.npz").write_bytes(b"PK")
     with pytest.raises(InputError, match=r"can be read at .*client-2\.npz"):
         exchange.read_clients(tmp_path, DIGITS.card)

@@ -345,6 +345,11 @@ def test_a_client_s_file_that_could_do_harm_is_refused(harm: str, tmp_path: Path
         shared.part(config | {"files": str(tmp_path)}, 3)
 
 
+def test_tuning_after_the_last_round_is_refused() -> None:
+    with pytest.raises(InputError, match="pfl_ft must have ft_epochs=0 here"):
+        shared.part(tiny.settings("pfl_ft", ft_epochs=1))
+
+
 def test_an_unknown_method_ends_the_run_before_it_starts() -> None:
     with pytest.raises(InputError, match=r"ditot.*ditto"):
         shared.part(tiny.RUN | {"method": "ditot"})

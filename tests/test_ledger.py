@@ -28,6 +28,7 @@ def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
                 "round": t,
                 "clients": [0, 1],
                 "personal_accuracy": t / 10 + 0.1,
+                "tuned_accuracy": 0.6,
                 "global_accuracy": None,
                 "floats_down": 20 if t else 0,
                 "floats_up": 20 if t else 0,
@@ -43,7 +44,7 @@ def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
             "train_size": [8, 9],
             "test_size": [4, 4],
         }
-        run["final_before_ft"] = {**run["final"], "test_accuracy": [0.2, 0.4]}
+        run["final_before_ft"] = {**run["final"], "test_accuracy": [rounds / 10, rounds / 10 + 0.2]}
     return run
 
 
@@ -226,6 +227,7 @@ def test_frame_and_curves_are_tidy(ledger):
     curves = ledger.curves("toy").query("arm == 'fedavg'")
     assert set(curves["quantity"]) == {
         "personal_accuracy",
+        "tuned_accuracy",
         "floats_down",
         "floats_up",
     }  # null and lists are no curves

@@ -80,6 +80,16 @@ def test_weighted_mean_weighs_each_branch_by_itself_and_falls_back_where_nobody_
     ]
 
 
+def test_weighted_mean_leaves_out_a_row_without_weight_even_where_it_is_lost() -> None:
+    stacked = {"w": torch.tensor([[1.0], [3.0], [torch.nan], [torch.inf]])}
+    assert weighted_mean(stacked, torch.tensor([1, 1, 0, 0]), {"w": torch.zeros(1)})["w"].tolist() == [2.0]
+
+
+def test_weighted_mean_refuses_names_that_the_server_does_not_keep() -> None:
+    with pytest.raises(InputError, match="the clients sent 'head', which the server does not keep"):
+        weighted_mean({"w": torch.zeros(2), "head": torch.zeros(2)}, torch.ones(2), {"w": torch.zeros(())})
+
+
 def test_weighted_mean_keeps_tiny_weights_exact() -> None:
     stacked = {"w": torch.tensor([1.0, 3.0], dtype=torch.float64)}
     weights = torch.tensor([1e-300, 3e-300], dtype=torch.float64)
@@ -854,6 +864,19 @@ def test_an_answer_that_is_not_two_dicts_is_refused(
     mine = type("Mine", (FedAvg,), {"name": "mine", hook: wrong})
     with pytest.raises(InputError, match=f"^Mine.{hook} must return two dicts of tensors, what .* keep"):
         run(mine(), federation=federation, **FAST, engine=engine)
+
+
+@pytest.mark.parametrize("hook", ["aggregate", "download", "personal"])
+def test_an_answer_that_is_no_dict_is_refused(federation: Any, hook: str) -> None:
+    mine = type("Mine", (FedAvg,), {hook: lambda self, *args: None})
+    with pytest.raises(InputError, match=f"^Mine.{hook} must return a dict of tensors, .*, not NoneType"):
+        run(mine(), federation=federation, **FAST)
+
+
+def test_a_client_state_without_a_row_a_client_is_refused(federation: Any) -> None:
+    mine = type("Mine", (FedAvg,), {"init": lambda self, start, *_: (start, {"a": torch.zeros(7)})})
+    with pytest.raises(InputError, match=r"a row for each of 5 clients, not \[7\]: stack\(own, clients\)"):
+        run(mine(), federation=federation, **FAST)
 
 
 @pytest.mark.parametrize("name", METHODS)

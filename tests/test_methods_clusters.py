@@ -20,6 +20,7 @@ from toy import (
     tiny_clients,
     train,
     untrained,
+    work_of,
     worked,
     zero_start,
 )
@@ -27,7 +28,7 @@ from toy import (
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods import make_method
 from pfl_lite.methods.base import Round, pack, unpack
-from pfl_lite.methods.clusters import bipartition, mean_by_cluster, nearer_half
+from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster, nearer_half
 
 LINEAR = {"model": "linear"}
 
@@ -100,6 +101,12 @@ def test_ifca_takes_the_first_of_equal_models() -> None:
     sim = zero_start("ifca", clusters=2)
     _, states = worked(sim)
     assert states["cluster"].tolist() == [0, 0]
+
+
+def test_ifca_never_takes_a_model_that_is_lost() -> None:
+    sim = zero_start("ifca", clusters=2)
+    lost = {name: torch.stack([tensor * torch.nan, tensor]) for name, tensor in model(1).items()}
+    assert best_model(lost, work_of(sim, 0)) == 1
 
 
 def test_ifca_chooses_on_training_images_and_never_on_test_images(federation: Any) -> None:

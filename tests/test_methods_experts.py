@@ -562,7 +562,7 @@ def test_final_models_are_scored_on_all_test_images(
         ),
         ({"split": "fedem"}, "test images apart from the training images, which digits lacks here"),
         ({"whole_test": "perhaps"}, "whole_test must be true or false"),
-        ({"augment": "rotate"}, "augment must be one of none, crop_flip, not 'rotate'"),
+        ({"augment": "rotate"}, "augment must be one of none, crop_flip, not rotate"),
     ],
 )
 def test_what_cannot_be_scored_or_augmented_is_refused(settings: dict[str, Any], says: str) -> None:

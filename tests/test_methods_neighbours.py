@@ -92,6 +92,13 @@ def test_fedfomo_keeps_its_current_model_where_no_weight_is_positive() -> None:
     assert same(unpack("before", state), mixed, 0) and same(unpack("own", state), mixed, 0)
 
 
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_fedfomo_does_not_listen_to_a_model_that_is_lost(lost: float) -> None:
+    mixed, state, scores = meeting(own=1.0, others=[lost, 3.0])
+    assert scores[1] == 0 and state["weights"].isfinite().all()
+    assert same(mixed, meeting(own=1.0, others=[3.0])[0])
+
+
 def test_fedfomo_s_weights_do_not_feel_the_scale_of_the_loss() -> None:
     class Tripled(LoopWork):
         def held_out_loss(self, params: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -323,6 +330,20 @@ def test_fedamp_absent_clients_stay_in_the_mix_with_their_last_model(federation:
         with torch.no_grad():
             u = sim.method.download(sim.server, row(sim.clients, ids[0]), ids[0])
         assert same(u, {k: sum(xi[ids[0], j] * last[j][k] for j in range(5)) for k in sim.start})
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_fedamp_keeps_the_last_model_of_a_client_whose_upload_is_lost(federation: Any, when: int) -> None:
+    method = make_method("fedamp")
+    w = torch.tensor([[0.0, 0], [1, 0], [5, 5], [6, 5]])
+    server, _ = method.init({"w": torch.zeros(2)}, untrained("fedamp", federation).network, 4)
+    for number in (1, 2):
+        sent = w.index_fill(0, torch.tensor([3]), torch.nan) if number == when else w
+        server = method.aggregate(server, {"w": sent}, Round(number, torch.arange(4), torch.ones(4), 4))
+        kept = torch.zeros(2) if number == when == 1 else w[3]
+        assert torch.equal(server["model/w"][3], kept)
+        assert (server["attention"][:3, 3] > 0).any() == (not number == when == 1)
+    assert server["sigma"] > 0 and server["attention"].isfinite().all()
 
 
 def test_fedamp_scores_the_client_s_own_model_and_sends_one_each_way(federation: Any) -> None:

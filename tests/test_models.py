@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.error import URLError
 
@@ -16,7 +17,7 @@ from pfl_lite.methods import make_method
 from pfl_lite.models import NETWORKS, LeNet, Linear, auto_network, make_network, register
 from pfl_lite.models.mixing import mix
 from pfl_lite.models.multi_branch import MultiBranch, collapse, stack_branches
-from pfl_lite.models.network import Network
+from pfl_lite.models.network import Network, torch_seeded
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,40 @@ def test_a_registered_network_trains_under_its_name_and_may_be_registered_again(
         make_network("plain", 1, 28, 10)
 
 
+class Faulty(nn.Module):
+    """Something is wrong with each of its kinds."""
+
+    def __init__(self, kind: str, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        side = 28 if kind == "size" else size
+        self.kind, self.fc = kind, nn.Linear(channels * side**2, classes + (kind == "outputs"))
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.fc(x.flatten(1))
+        y = nn.functional.dropout(y, 0.5, self.training) if self.kind == "dropout" else y
+        return (y, y) if self.kind == "tuple" else y
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("dropout", "network faulty draws random numbers in its `forward`"),
+        ("outputs", r"must answer with logits \[images, 10\], not with \(2, 11\)"),
+        ("tuple", "not with tuple for two images"),
+        ("size", r"network faulty does not work, made from .* and called with images \[2, 1, 8, 8\]: "),
+    ],
+)
+def test_a_network_that_does_not_work_is_refused_when_it_is_made(own: None, kind: str, says: str) -> None:
+    register("faulty", partial(Faulty, kind))
+    before = torch.random.get_rng_state()
+    with pytest.raises(InputError, match=says):
+        make_network("faulty", 1, 8, 10)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    with pytest.raises(InputError, match="network words does not work, made from"):
+        register("words", lambda: Linear(1, 8, 10))  # type: ignore[arg-type,misc]
+        make_network("words", 1, 8, 10)
+
+
 def a_function(channels: int, size: int, classes: int) -> nn.Module:
     return Linear(channels, size, classes)
 
@@ -383,3 +418,14 @@ def test_fedamp_mixes_in_float64_on_a_gpu() -> None:
     assert {tensor.dtype for tensor in got.values()} == {torch.float32}
     here = method.download(server, {}, 1)
     assert all(torch.equal(here[name], tensor[1]) for name, tensor in own.items())
+
+
+def test_start_values_touch_no_generator_but_the_processor_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(seed: int) -> None:
+        raise AssertionError("a GPU's generator was seeded, and nothing would bring it back")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", never)
+    before = torch.get_rng_state()
+    with torch_seeded(0, "start values"):
+        torch.rand(1)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -168,6 +168,11 @@ def test_what_is_no_table_is_refused(text: str, sentence: str, files: list[Path]
         read_tables(files, "y")
 
 
+def test_tables_are_not_shifted_and_mirrored(federation: Federation) -> None:
+    with pytest.raises(InputError, match="augment must be none for tables, not crop_flip"):
+        run("fedavg", federation=federation, model="linear", augment="crop_flip")
+
+
 def test_other_bad_input_is_refused(files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column 'z'"):
         read_tables(files, "z")
@@ -180,6 +185,7 @@ def test_other_bad_input_is_refused(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="no table"):
         read_tables([tmp_path / "bytes.csv"], "y")
-    (tmp_path / "still.csv").write_text("a,y\n" + "1,2\n" * 9)
-    with pytest.raises(InputError, match="never changes"):
-        read_tables([tmp_path / "still.csv"], "y")
+    for still in ("1", "0.1"):  # the standard deviation of 0.1, 0.1, ... is rounded to more than 0
+        (tmp_path / "still.csv").write_text("a,y\n" + "".join(f"{still},{row}\n" for row in range(9)))
+        with pytest.raises(InputError, match="'a' never changes"):
+            read_tables([tmp_path / "still.csv"], "y")

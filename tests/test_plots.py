@@ -306,6 +306,23 @@ def test_figures_are_closed() -> None:
     assert plt.get_fignums() == before
 
 
+def test_of_several_splits_and_models_the_clients_own_on_test_images_are_drawn() -> None:
+    rows = [
+        {"method": "fedavg", "round": t, "client": 0, "model": model, "split": split, "value": value}
+        for t in (0, 1)
+        for model, split, value in (
+            ("personal", "test", 0.5),
+            ("personal", "val", 0.9),
+            ("global", "test", 0.1),
+        )
+    ]
+    frame = pd.DataFrame(rows)
+    (line, *_) = plots.plot_curves(frame).axes[0].get_lines()
+    assert line.get_ydata().tolist() == [50, 50]
+    dots = plots.plot_clients(frame).axes[0].collections[-1].get_offsets()
+    assert dots[:, 0].tolist() == [50]
+
+
 def test_what_cannot_be_drawn() -> None:
     for counts in (np.zeros((2, 2)), np.array([1, 2]), np.array([[1, -1]]), np.zeros((0, 3))):
         with pytest.raises(InputError, match="at least one image"):

@@ -187,7 +187,9 @@ def test_letters_and_writers_run_from_small_files_of_their_format(
             ),
         )
     )
-    tiny = replace(one, name="letters", clients=4, rounds=2, search_rounds=3, model="mlp", arms=arms)
+    tiny = replace(
+        one, name="letters", seeds=(0,), clients=4, rounds=2, search_rounds=3, model="mlp", arms=arms
+    )
     monkeypatch.setitem(EXPERIMENTS, "letters", tiny)
     monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     ledger = Ledger(tmp_path / "results")

@@ -26,6 +26,12 @@ def better(entry: dict[str, Any]) -> None:
             one["personal_accuracy"] = min(1.0, one["personal_accuracy"] + 0.05)
 
 
+def better_clients(entry: dict[str, Any]) -> None:
+    for one in entry["rounds"]:
+        if "per_client" in one:
+            one["per_client"]["personal"] = [0.99] * len(one["per_client"]["personal"])
+
+
 def other_rate(entry: dict[str, Any]) -> None:
     entry["config"]["lr"] /= 20
 
@@ -44,6 +50,7 @@ def less_traffic(entry: dict[str, Any]) -> None:
     [
         (honest, 0, "rounds 0 to 4: repeated"),
         (better, 1, "round 0: personal_accuracy is"),
+        (better_clients, 1, "round 0: personal accuracies of the clients differ by 0."),
         (other_rate, 1, "round 4: "),
         (fewer_clients, 1, "round 1: other clients"),
         (less_traffic, 1, "round 2: other floats_up"),
@@ -65,6 +72,27 @@ def test_a_row_is_repeated_or_not(
     monkeypatch.setattr(sys, "argv", ["retrain.py", str(path)])
     assert retrain.main() == code
     assert says in capsys.readouterr().out
+
+
+def test_a_setting_that_came_later_is_as_it_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(retrain, "Simulation", lambda config: asked.append(config) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        retrain.again({"config": {"method": {"name": "fedmn"}}, "rounds": []}, 1)
+    assert (asked[0].method.block_std, asked[0].method.normalize, asked[0].method.plant) == (
+        0.01,
+        "each",
+        "body",
+    )
+
+
+def test_a_setting_that_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(retrain, "Simulation", lambda config: asked.append(config) or 1 / 0)
+    for path in sorted(default_folder().glob("*/*-seed0.json")):
+        with pytest.raises(ZeroDivisionError):
+            retrain.again(json.loads(path.read_text()), 1)
+    assert len(asked) > 100
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"kind": "run"}'])

@@ -80,4 +80,6 @@ def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, 
     assert ledger.read("tiny")[0]["config"]["lr"] == best
     assert runner.reproduce("tiny", ledger=ledger, device="cpu").written == []
     assert care.check(ledger).faults == [] and care.missing("tiny", ledger) == []
-    assert get_experiment("tiny").heading.endswith("has not risen for 1 rounds, 2 rounds at most, 1 seed)")
+    assert get_experiment("tiny").heading.endswith(
+        "has not risen for 1 rounds, 2 rounds at most, 1 seed planned)"
+    )

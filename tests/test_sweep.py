@@ -115,6 +115,7 @@ def moe(monkeypatch: pytest.MonkeyPatch) -> str:
     small = replace(
         pflmoe("fmnist-lenet", "0.9"),
         name="moe",
+        seeds=(0,),
         data="digits",
         model="small_cnn",
         clients=10,

@@ -313,9 +313,10 @@ def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path)
 def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
     fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=20)
     ledger.write(make_run("local", 60, seed=EXPERIMENT.seeds[2]))
-    assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds)")
+    assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds planned)")
     assert (
-        "small budget (30 rounds, 3 seeds)" in render_table(table(NAME, ledger), "markdown").splitlines()[0]
+        "small budget (30 rounds, 3 seeds planned)"
+        in render_table(table(NAME, ledger), "markdown").splitlines()[0]
     )
     ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
     paper = table(NAME, ledger, "paper")  # another folder: nothing of the small budget is in it

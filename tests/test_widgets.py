@@ -426,6 +426,63 @@ def test_weights_that_are_no_mixtures_are_refused(change: Any, said: str) -> Non
         explorers.alpha([0, 1], change, [0, 0, 1])
 
 
+STANDINGS = SCRIPT.with_name("standings_explorer.js")
+
+
+@needs_node
+def test_standings_of_the_page_are_numpys() -> None:
+    """Four methods whose order is the paper's in the first round, and its reverse at the end."""
+    rng = np.random.default_rng(4)
+    paper = {"fedavg": 80.0, "pfedmb": 84.0, "ifca": 86.0, "<b>": 90.0}
+    noise, wide = 2 * rng.normal(size=9), np.zeros(9)
+    wide[0] = 180  # the last one is far ahead in the mean, by one client alone
+    runs = {
+        "fedavg": [np.full(9, 70.0), 95 - noise], "pfedmb": [np.full(9, 71.0), 94 + noise],
+        "ifca": [np.full(9, 72.0), np.full(9, 60.0)], "<b>": [73 - 20 + wide, np.full(9, 50.0)],
+    }  # fmt: skip
+    record = recorded(explorers.standings({"two kinds": ([5, "end"], runs, paper)}))
+    (kept,) = record
+    assert kept["rounds"] == ["5", "end"]
+    assert kept["tau"] == [pytest.approx(1), pytest.approx(-1)]
+    means = {name: [np.mean(one) for one in each] for name, each in runs.items()}
+    for at in (0, 1):
+        page = javascript(
+            "e.view(v.record, {setting: 0, at: v.at, width: 600})", script=STANDINGS, record=record, at=at
+        )
+        best = sorted(means, key=lambda name: -means[name][at])
+        assert page["order"] == [explorers.label(name) for name in best]
+        gap = np.mean([abs(means[name][at] - paper[name]) for name in paper])
+        assert kept["gap"][at] == pytest.approx(gap) and page["shown"][2][1] == f"{gap:.1f}"
+        assert (
+            "<b>" not in page["svg"]
+            and page["svg"].count("<circle") == page["svg"].count('class="cross"') == 4
+        )
+    level = {one["name"]: one["level"] for one in kept["methods"]}
+    assert all(early for early, _ in level.values()), "ahead by one client alone is not ahead"
+    assert [name for name, (_, late) in level.items() if late] == ["FedAvg", "pFedMB"]
+    assert page["sentence"].startswith("round end: FedAvg ") and "order -1.00" in page["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scores": {"a": [[1.0]]}}, "a table: standings need two methods or more"),
+        ({"paper": {"a": 1.0, "c": 2.0}}, "two methods or more, each with the paper's number"),
+        ({"rounds": [1, 2]}, r"accuracies of every method must be \[2 rounds, clients\]"),
+        ({"scores": {"a": [[1.0, 2.0]], "b": [[1.0]]}}, "must be .1 rounds, clients"),
+        ({"scores": {"a": [[np.nan, 1.0]], "b": [[1.0, 1.0]]}}, "an accuracy is missing"),
+        ({"paper": {"a": 1.0, "b": np.nan}}, "an accuracy is missing"),
+    ],
+)
+def test_standings_that_are_none_are_refused(change: dict[str, Any], said: str) -> None:
+    setting = {"rounds": [1], "scores": {"a": [[1.0, 2.0]], "b": [[2.0, 3.0]]}, "paper": {"a": 1.0, "b": 2.0}}
+    explorers.standings({"a table": tuple(setting.values())})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=said):
+        explorers.standings({"a table": tuple((setting | change).values())})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="at least one setting"):
+        explorers.standings({})
+
+
 COMPARISON = SCRIPT.with_name("comparison_explorer.js")
 ODD = "pfedmb-table2-random2-15"
 

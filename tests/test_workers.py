@@ -22,6 +22,7 @@ from pfl_lite.engine.processes import Forked, over_processes, shares
 from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
+from pfl_lite.models import Params
 
 SMALL = {
     "data": "digits:0.2", "partition": "dirichlet:0.4", "clients": 5, "rounds": 2, "model": "mlp",
@@ -181,8 +182,8 @@ def test_threads_are_as_they_were() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run("fedavg", workers=2, **SMALL)
-        assert torch.get_num_threads() == 2
+        sim = run("fedavg", workers=2, **SMALL)
+        assert torch.get_num_threads() == 2 and sim.report()["threads"] == 1
     finally:
         torch.set_num_threads(threads)
 
@@ -229,6 +230,28 @@ def test_what_took_a_moment_is_not_shared_out_again(monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         elsewhere.append((simulation._each_client(who)["pid"] != here).any().item())
     assert elsewhere == [True, False, False]  # the first time nobody knows
+
+
+@linux
+@pytest.mark.parametrize("worth", [0.0, 60.0])
+def test_clients_have_one_thread_whether_shared_out_or_not(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "WORTH_SECONDS", worth)
+    config = make_config("fedavg", **SMALL)
+    sim = Simulation(config, mapping=over_processes(2, config))
+
+    def threads(server: Params, client: Params, work: LocalWork) -> tuple[Params]:
+        return ({"threads": torch.tensor(torch.get_num_threads())},)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(2):
+            found = sim.map(threads, {}, {}, sim.everyone, 1, sim.settings)[0]["threads"]
+            assert found.tolist() == [1] * 5 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @linux

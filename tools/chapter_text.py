@@ -255,7 +255,7 @@ class Writer:
             if role == "cite:t":
                 return " and ".join(f"{names} ({year})" for names, year in cited)
             return "(" + "; ".join(f"{names}, {year}" for names, year in cited) + ")"
-        named = re.fullmatch(r"(.+) <(.+)>", target)
+        named = re.fullmatch(r"(.+)\s<(.+)>", target, re.DOTALL)  # it may go over a line
         if role == "doc":
             page = named[2] if named else target
             words = named[1] if named else self.titles.get(page) or f"*{self.pages[page]}* of the book"

@@ -9,10 +9,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pfl_lite.data.images import load
+from pfl_lite import make_federation, make_network
 from pfl_lite.seeds import generator
 from pfl_lite.show.offices import OFFICES, SHARED
 from pfl_lite.show.plots import METHOD_COLOURS, STYLE
@@ -321,19 +322,33 @@ def patterns() -> Figure:
 
 
 def upload() -> Figure:
-    """An image, the gradient that softmax regression without training sends for it, and the image divided out of it again."""
-    digits = load("digits")
-    place = int((digits.train_labels == 3).nonzero()[0][0])
-    image, label = digits.train_images[place].reshape(-1) / 255, 3
-    errors = np.full(10, 0.1) - np.eye(10)[label]  # p - 1[y = c] where every class has probability 0.1
-    sent = np.outer(errors, image)  # [10, 64], and the bias sends the errors themselves
+    """A 0 from Fairview's mail, the gradient that the unit's untrained model sends for it, and the image divided out again."""
+    settings: dict[str, Any] = {"clients": 8, "seed": 0, "dtype": torch.float64}
+    federation = make_federation("digits", "dirichlet:0.4", **settings)
+    network = make_network(
+        "linear", federation.channels, federation.size, federation.classes, dtype=torch.float64
+    )
+    label = 0
+    place = next(
+        row for row in federation.train[5] if federation.labels[row] == label
+    )  # the 0 of the unit's figure, too
+    image = federation.images[place]  # [1, 8, 8]
+    errors = (
+        network(network.init(seed=0), image[None])[0].softmax(0) - torch.eye(10)[label]
+    )  # [10], p - 1[y = c]
+    sent = torch.outer(errors, image.flatten())  # [10, 64], and the bias sends the errors themselves
+    table = torch.column_stack([sent, errors])
+    back = (table[label, :-1] / table[label, -1]).view_as(image)
+    if not torch.allclose(back, image):
+        raise ValueError("the picture does not come back")
     figure, axes = plt.subplots(1, 3, figsize=(7.6, 2.4), gridspec_kw={"width_ratios": [1, 2, 1]})
-    axes[0].imshow(image.reshape(8, 8), cmap="gray_r")
+    most = float(table.abs().max())
+    axes[0].imshow(image[0], cmap="gray_r")
     axes[0].set_title("the letter")
-    axes[1].imshow(np.column_stack([sent, errors]), cmap="RdBu_r", vmin=-0.9, vmax=0.9, aspect="auto")
+    axes[1].imshow(table, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     axes[1].set_title("what it sends: 650 numbers")
     axes[1].set_ylabel("class", fontsize=12)
-    axes[2].imshow((sent[label] / errors[label]).reshape(8, 8), cmap="gray_r")
+    axes[2].imshow(back[0], cmap="gray_r")
     axes[2].set_title("read back")
     for axis in axes:
         bare(axis)
@@ -384,11 +399,11 @@ IDEAS: dict[str, Idea] = {
     ),
     "upload": Idea(
         upload, "what-an-upload-tells", "cell-01",
-        "Left, a handwritten 3 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns in faint red, with one row in strong "
-        "blue. Right, the same handwritten 3 again.",
-        "The left picture is one image from Fairview's mail. The middle one is the gradient that Fairview sends for it, with a "
-        "row per class and the bias in the last column. What to see: the row of the true class stands out. Divide this row by "
-        "its last entry, and you get the image back exactly (right).",
+        "Left, a handwritten 0 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns: the top row, for class 0, is in "
+        "strong red and blue, the other rows are pale. Right, the same handwritten 0 again.",
+        "The left picture is one image from Fairview's mail, a 0. The middle one is the gradient that Fairview sends for it, "
+        "with a row per class, 0 at the top, and the bias in the last column. What to see: the row of the true class stands out. "
+        "Divide this row by its last entry, and you get the image back exactly (right).",
     ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",

@@ -71,7 +71,6 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {  # of what a few methods suffice to sh
     "fedavg-batches": {
         "engine": "vmap",
         "clients_per_batch": 2,
-        "convolution": "unfold",
         "model": "small_cnn",
     },
     "fedrep-whole": {"whole_test": True, "split": "published"},

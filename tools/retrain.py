@@ -3,7 +3,8 @@
     python tools/retrain.py data/results/when-concept-shift/fedavg-seed0.json --rounds 4
 
 A run is trained from the settings that its file names, up to the first scored round from --rounds on. Who took part and how many
-floats travelled must be equal, and every accuracy within --within: on the same versions and machine all are equal.
+floats travelled must be equal, and every accuracy within --within, as a mean and, on average, client by client: on the same
+versions and machine all are equal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pfl_lite.config import make_config
+from pfl_lite.atomic_files import plain
+from pfl_lite.config import make_config, with_defaults
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.results.ledger import Ledger
@@ -23,6 +25,7 @@ EQUAL = ("round", "clients", "floats_down", "floats_up")
 
 def again(entry: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     """The history of an entry of the ledger, trained anew on this machine's processor up to the last round that is compared."""
+    entry = entry | {"config": with_defaults(entry["config"])}  # what came later is as it was before
     config = {name: value for name, value in entry["config"].items() if name != "method"}
     own = dict(entry["config"]["method"])
     simulation = Simulation(make_config(own.pop("name"), **own, **config | {"device": "cpu"}))
@@ -31,7 +34,7 @@ def again(entry: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
     ]
     until = scored[0] if scored else entry["rounds"][-1]["round"]
     simulation.run(stop=lambda: simulation.round >= until, progress=False)
-    return simulation.history.compact()
+    return list(plain(simulation.history.compact()))
 
 
 def differences(
@@ -49,6 +52,16 @@ def differences(
                     wrong.append(
                         f"round {one['round']}: {name} is {one.get(name)}, trained again {other.get(name)}"
                     )
+        mine, theirs = (each.get("per_client") or {} for each in (one, other))
+        for name in sorted(mine.keys() | theirs.keys()):
+            a, b = ([share or 0 for share in each.get(name) or []] for each in (mine, theirs))
+            gap = (
+                sum(abs(x - y) for x, y in zip(a, b, strict=True)) / max(1, len(a)) if len(a) == len(b) else 1
+            )
+            if gap > within:
+                wrong.append(
+                    f"round {one['round']}: {name} accuracies of the clients differ by {gap:.2g} on average"
+                )
     return wrong, largest
 
 

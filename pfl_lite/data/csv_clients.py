@@ -82,7 +82,7 @@ def read_tables(
             raise InputError(f"{file} has too few rows: none is left to train on")
     trained = np.concatenate([rows[cut["train"]] for (_, rows), cut in zip(tables, cuts, strict=True)])
     mean, std = trained.mean(0), trained.std(0)
-    if (still := np.flatnonzero(std == 0)).size:
+    if (still := np.flatnonzero((std == 0) | (np.ptp(trained, axis=0) == 0))).size:
         raise InputError(f"the column '{header[still[0]]}' never changes in the training rows: leave it out")
 
     scaled = (np.concatenate([rows for _, rows in tables]) - mean) / std  # [n, d + 1]

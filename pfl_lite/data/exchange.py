@@ -118,17 +118,17 @@ def arrays_of(images: Images, client: ClientIndices) -> Arrays:
     return arrays
 
 
-def write_clients(folder: Path, images: Images, clients: list[ClientIndices]) -> None:
+def write_clients(folder: Path | str, images: Images, clients: list[ClientIndices]) -> None:
     """Write `client-0.npz`, ... with the `arrays_of` each client, and nothing of the others."""
     for i, client in enumerate(checked(clients, images)):
-        write_npz(folder / f"client-{i}.npz", arrays_of(images, client), compress=True)
+        write_npz(Path(folder) / f"client-{i}.npz", arrays_of(images, client), compress=True)
 
 
-def read_client(path: Path) -> Arrays:
+def read_client(path: Path | str) -> Arrays:
     """The arrays of one client's file; raises InputError for one that is missing or something else."""
     wanted = {f"{split}_{part}" for split in SPLITS for part in ("images", "labels")} | {"of"}
     try:
-        arrays = read_npz(path)
+        arrays = read_npz(Path(path))
     except (OSError, ValueError) as error:
         raise InputError(f"there is no file of a client's images that can be read at {path}") from error
     if arrays.keys() != wanted:
@@ -136,9 +136,9 @@ def read_client(path: Path) -> Arrays:
     return arrays
 
 
-def read_clients(folder: Path, card: Card) -> tuple[Images, list[ClientIndices]]:
+def read_clients(folder: Path | str, card: Card) -> tuple[Images, list[ClientIndices]]:
     """A data set and its clients from the files that `write_clients` wrote; raises InputError for other files."""
-    files = [folder / f"client-{i}.npz" for i in range(len(list(folder.glob("client-*.npz"))))]
+    files = [Path(folder) / f"client-{i}.npz" for i in range(len(list(Path(folder).glob("client-*.npz"))))]
     found = [read_client(path) for path in files]
     return pooled(
         [{split: (one[f"{split}_images"], one[f"{split}_labels"]) for split in SPLITS} for one in found], card

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +37,8 @@ class Federation:
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
     rewritten when the federation was built, so that no later step need know of it. `groups` int64
     [clients], on the CPU, are the true groups of the clients; None where the partition makes none. No method
-    may look at them. `relabelled` says whether any client sees other labels than the data set's.
+    may look at them. `relabelled` says whether any client sees other labels than the data set's. `partition`, `split` and
+    `val_fraction` are those of `make_federation`; `given`, and None, for clients made in another way.
     """
 
     name: str
@@ -50,6 +52,9 @@ class Federation:
     test: list[Tensor]
     groups: Tensor | None = None
     relabelled: bool = False
+    partition: str = "given"
+    split: str | None = None
+    val_fraction: float | None = None
 
     @classmethod
     def build(
@@ -104,16 +109,35 @@ class Federation:
     def from_torch(cls, clients: Sequence[Mapping[str, Dataset[Any]]], card: Card, **how: Any) -> Federation:
         """Clients with torch data sets of their own, `{"train": ..., "val": ..., "test": ...}` each.
 
-        An item is an image [C, H, H] of pixels in [0, 1], which are kept as bytes, and a label. `how` is as of `build`. Raises
-        InputError for a client without training images, and as `Images` does.
+        An item is an image [C, H, H] of pixels in [0, 1], before any Normalize, which are kept as bytes, and a label. `how` is as
+        of `build`. Raises InputError for other pixels, for a client without training images, and as `Images` does.
         """
+        if not isinstance(card, Card):
+            raise InputError(
+                f"the card must be a Card, as Card(name=..., classes=(...)), not {type(card).__name__}"
+            )
+        for i, client in enumerate(clients):
+            if not isinstance(client, Mapping):
+                raise InputError(
+                    f"client {i} must be a dict of data sets, train, val and test, not {type(client).__name__}"
+                )
+            if strange := client.keys() - set(partitions.SPLITS):
+                raise InputError(
+                    f"client {i} has a split '{min(strange)}': the splits are train, val and test"
+                )
         found = []
         for client in clients:
             mine = {}
             for split, data in client.items():
                 items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
-                pixels = [torch.as_tensor(x).mul(255).round().clamp(0, 255).byte() for x, _ in items]
-                images = [x.movedim(0, -1).squeeze(-1).numpy() for x in pixels]
+                if other := [x for x, _ in items if not isinstance(x, torch.Tensor | np.ndarray)]:
+                    raise InputError(
+                        f"images must be tensors [C, H, H], as torchvision's ToTensor makes them, not {type(other[0]).__name__}"
+                    )
+                pixels = [torch.as_tensor(x) for x, _ in items]
+                if not all(x.is_floating_point() and ((x >= 0) & (x <= 1)).all() for x in pixels):
+                    raise InputError("images must be floats in [0, 1], before any Normalize")
+                images = [x.mul(255).round().byte().movedim(0, -1).squeeze(-1).numpy() for x in pixels]
                 labels = np.array([int(y) for _, y in items], np.int64)
                 mine[split] = (np.stack(images) if items else np.empty(0, np.uint8), labels)
             found.append(mine)
@@ -121,6 +145,13 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def digest(self) -> str:
+        """A short name of which images each client has, and of all labels that are classes."""
+        parts = [*self.train, *self.val, *self.test]
+        found = [torch.tensor([len(part) for part in parts]), *parts]
+        found += [] if self.labels.is_floating_point() else [self.labels, self.test_labels]
+        return hashlib.sha256(torch.cat([one.cpu() for one in found]).numpy().tobytes()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         shape = f"{self.channels}x{self.size}x{self.size}"
@@ -267,7 +298,10 @@ def make_federation(
         )
     images = (load(data) if isinstance(data, str) else data).with_split(split)
     indices = partitions.partition(images, partition, clients, seed, val_fraction)
-    return Federation.build(images, indices, size=size, dtype=dtype, device=device)
+    built = Federation.build(images, indices, size=size, dtype=dtype, device=device)
+    recipe = partitions.pinned(partition) if isinstance(partition, str) else "given"
+    share = None if partitions.is_file(partition) else val_fraction
+    return replace(built, partition=recipe, split=split, val_fraction=share)
 
 
 def _as_seen(labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str, ...]) -> np.ndarray:

@@ -64,6 +64,13 @@ class Card:
         )
         return f"{self.train_size:,}{cut}"
 
+    @property
+    def origin(self) -> str:
+        """Where a built-in data set's files come from, in a few words."""
+        if self.how_to_get == _EMBEDDED:
+            return "comes with the package"
+        return "downloaded once" if self.name in _TORCHVISION_NAMES else "from LEAF's files"
+
 
 @dataclass(frozen=True)
 class Images:
@@ -104,6 +111,11 @@ class Images:
         self._set("card", _filled(self.card, self.train_images, len(self.test_images)))
         for split in ("train", "test"):
             _check_card(f"{split}_images of '{self.name}'", getattr(self, f"{split}_images"), self.card)
+
+    def __repr__(self) -> str:
+        return (
+            f"Images({self.name}, {len(self.train_labels)} for training, {len(self.test_labels)} for testing)"
+        )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the one way into a frozen dataclass
@@ -423,7 +435,11 @@ def load(name: str) -> Images:
         return _sample(load(base), name, _fraction(base, text))
     cards = datasets()
     if name not in cards:
-        raise unknown("data set", name, cards)
+        listed = (
+            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)), "
+            "see *Your own method, your own data*"
+        )
+        raise unknown("data set", name, cards, listed)
     card = cards[name]
     if name == "digits":
         return _images(card, _digits())

@@ -34,7 +34,8 @@ _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of 
 _COUNTS = schema.each(schema.count)
 # a client's indices, as JSON has them
 LISTS = schema.each(schema.fields(dict.fromkeys(SPLITS, _COUNTS), rest=lambda _: _COUNTS))
-_LISTED = schema.fields({"clients": LISTS}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text})
+_CLIENTS = schema.each(schema.fields({"train": _COUNTS}, rest=lambda _: _COUNTS))
+_LISTED = schema.fields({"clients": _CLIENTS}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text})
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def load_partition(
             raise ValueError("other arrays")
     except ValueError as error:
         raise InputError(
-            f"{path} holds no partition: name a file that `pfl-lite partition --out` wrote"
+            f"{path} holds no partition ({error}): name a file that `pfl-lite partition --out` wrote, or one like it"
         ) from error
     if clients not in (None, number):
         raise InputError(
@@ -414,7 +415,10 @@ def _from_json(content: bytes) -> dict[str, np.ndarray]:
     found = read_json(content)
     if fault := _LISTED(found):
         raise ValueError(f"it{fault}")
-    rows = {f"{name}/{i}": row[name] for i, row in enumerate(found["clients"]) for name in row}
+    empty: dict[str, list[int]] = {"val": [], "test": []}
+    rows = {
+        f"{name}/{i}": one for i, row in enumerate(found["clients"]) for name, one in (empty | row).items()
+    }
     rows |= {name: found[name] for name in _MORE & found.keys()}
     return {name: np.array(row, None if name == "labels" else np.int64) for name, row in rows.items()}
 

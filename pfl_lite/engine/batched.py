@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from pfl_lite.config import ExecutionSettings
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine import gpu
 from pfl_lite.engine.augment import crop_flip
-from pfl_lite.engine.gpu import ClientLimit, Graphs, Replay, Unfolded
+from pfl_lite.engine.gpu import ClientLimit, Graphs, Replay
 from pfl_lite.engine.local_training import LocalWork, on_device
 from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
@@ -37,7 +35,7 @@ def padded(images: int, batch_size: int) -> int:
     return images if images <= batch_size else -(-images // batch_size) * batch_size
 
 
-def groups(sizes: Sequence[int], batch_size: int, at_most: int | None = None) -> list[list[int]]:
+def groups(sizes: Sequence[int], batch_size: int, at_most: int) -> list[list[int]]:
     """Places of clients that are computed together, as few groups as keep idle steps below `IDLE` of all.
 
     A group takes as long as its largest member, so that clients of like size belong together: they are sorted by size and cut
@@ -46,10 +44,9 @@ def groups(sizes: Sequence[int], batch_size: int, at_most: int | None = None) ->
     Args:
         sizes: images of every client.
         batch_size: images a mini-batch.
-        at_most: clients in a group (None: any number).
+        at_most: clients in a group.
     """
     count = len(sizes)
-    at_most = at_most or count
     order = sorted(range(count), key=lambda place: -sizes[place])
     work = np.array([padded(sizes[place], batch_size) for place in order], dtype=float)
     allowed = work.sum() / (1 - IDLE)
@@ -264,7 +261,6 @@ class Vmap(Mapping):
     ) -> None:
         super().__init__(network, federation, seed, execution)
         self.table, self.images_computed = ClientIndexTable(federation), 0
-        self.lanes = self.driver.streams(gpu.LANES)
         self.replay = Replay(Graphs()) if self.driver.gpu and self.execution.graphs else None
         # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
         new_limit = partial(ClientLimit, self.driver, self.execution.clients_per_batch)
@@ -277,23 +273,20 @@ class Vmap(Mapping):
         sizes = [len(self.federation.train[i]) for i in ids]
         batch_size = work_for([]).settings.batch_size  # the work of no client, which only knows the settings
         at_most = limit.clients
-        limited = at_most is not None and at_most < len(ids)  # then one group is to fill the memory
-        lanes = cycle(self.lanes[: 1 if limited else None])
         if at_most is not None and gpu.SORTED_GROUPS:
             waiting = deque(groups(sizes, batch_size, at_most))
         else:
             places, count = list(range(len(ids))), at_most or len(ids)
             waiting = deque(places[start : start + count] for start in range(0, len(ids), count))
         done: list[tuple[list[int], tuple[Params, ...]]] = []
-        with self.convolving(), self.driver.side_by_side(self.lanes):
+        with self.driver.own_stream():
             while waiting:
-                lane, places = next(lanes), waiting.popleft()
+                places = waiting.popleft()
                 work = work_for([ids[place] for place in places])
                 assert isinstance(work, VmapWork)
                 work.table, work.replay = self.table, self.replay
-                with torch.cuda.stream(lane):  # None: no stream
-                    compute = partial(self.one_group, function, server, clients, work)
-                    answers = limit.attempt(len(places), compute)
+                compute = partial(self.one_group, function, server, clients, work)
+                answers = limit.attempt(len(places), compute)
                 if answers is not None:
                     done.append((places, answers))
                     self.images_computed += work.images_computed
@@ -303,7 +296,12 @@ class Vmap(Mapping):
                     raise InputError(
                         "one client alone does not fit into the GPU's memory: take a smaller batch_size or network"
                     )
-                waiting.extendleft([places[len(places) // 2 :], places[: len(places) // 2]])
+                count = limit.clients or 1
+                waiting = deque(
+                    group[start : start + count]
+                    for group in (places, *waiting)
+                    for start in range(0, len(group), count)
+                )
         return in_client_order(done, self.device)
 
     def one_group(
@@ -318,9 +316,3 @@ class Vmap(Mapping):
         rows = {name: tensor[work.numbers] for name, tensor in clients.items()}
         slots = torch.arange(len(work.ids), device=self.device)
         return vmap(one, in_dims=(None, 0, 0), randomness="different")(server, rows, slots)
-
-    def convolving(self) -> AbstractContextManager[object]:
-        """How convolutions are computed: as patches in all layers, in narrow ones on a GPU, or as torch does it."""
-        auto = gpu.NARROW if self.driver.gpu else 0
-        below = {"unfold": float("inf"), "grouped": 0, "auto": auto}[self.execution.convolution]
-        return Unfolded(below) if below else nullcontext()

@@ -30,7 +30,7 @@ def read_checkpoint(
     path: Path,
     config: RunConfig,
     fresh: dict[str, Any],
-    models: Iterable[Callable[[], Params]],
+    models: Callable[[Params], Iterable[Callable[[], Params]]],
     trained_by: RunConfig | None,
 ) -> dict[str, Any]:
     """What a checkpoint holds, held against what a run has before its first round.
@@ -39,7 +39,7 @@ def read_checkpoint(
         path: the file.
         config: the run that goes on from it.
         fresh: the same content of that run before its first round.
-        models: what fine-tuned models may be like, of that run too; a gate's have tensors that others lack.
+        models: what fine-tuned models may be like under a server's state; a gate's have tensors that others lack.
         trained_by: the run that it belongs to, if that is another one whose training is the same.
 
     Raises:
@@ -81,14 +81,15 @@ def read_checkpoint(
 def unreadable(path: Path, fault: str = "") -> InputError:
     """The sentence on a file that no run can go on from."""
     return InputError(
-        f"checkpoint {path} cannot be read{f' ({fault})' * bool(fault)}: delete it to start this run anew"
+        f"checkpoint {path} cannot be read{f' ({fault})' * bool(fault)}: name another file, or delete this one if it is "
+        "a checkpoint that is damaged"
     )
 
 
 def _fault(
     content: dict[str, Any],
     fresh: dict[str, Any],
-    models: Iterable[Callable[[], Params]],
+    models: Callable[[Params], Iterable[Callable[[], Params]]],
     config: RunConfig,
     heir: bool,
 ) -> str | None:
@@ -105,7 +106,9 @@ def _fault(
         if there != here:
             return f"its {name} is not made of this run's tensors"
     tuned, kind = None if heir else content["tuned"], _kind(content["tuned"])
-    if tuned is not None and not (config.ft_epochs and any(kind == _kind(model()) for model in models)):
+    if tuned is not None and not (
+        config.ft_epochs and any(kind == _kind(model()) for model in models(content["server"]))
+    ):
         return "its tuned models are not those of this run's clients"
     grown = {"rounds": schema.rounds, "watch": schema.fields(rest=lambda _: schema.fields())}
     same = {name: schema.equal(one) for name, one in fresh["history"].items() if name not in grown}
@@ -134,15 +137,14 @@ def _kind(value: Any, grows: bool = False) -> Any:
 
 def trajectory(config: RunConfig) -> dict[str, Any]:
     """The settings that a checkpoint must agree on; most runs may be continued for more rounds than first asked for."""
-    free = {"clients_per_batch", "convolution", "graphs"} | (
-        set() if config.method.traits.anneals else {"rounds"}
-    )
+    free = {"clients_per_batch", "graphs"} | (set() if config.method.traits.anneals else {"rounds"})
     return {name: value for name, value in config.as_dict().items() if name not in free}
 
 
 def trains_alike(a: RunConfig, b: RunConfig) -> bool:
     """Whether two runs do the same until the last round, and differ only in what clients do after it."""
-    if a.patience or b.patience:  # when training ends depends on what clients do after a round
+    # when training ends, or what is scored on the way, depends on what clients do after a round
+    if a.patience or b.patience or a.ft_every or b.ft_every:
         return False
     afterwards = {"method", "ft_epochs", "ft_mode", "ft_factors", *TUNING}
     settings = ({k: v for k, v in trajectory(c).items() if k not in afterwards} for c in (a, b))

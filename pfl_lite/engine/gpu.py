@@ -1,21 +1,20 @@
-"""What may make a GPU fast: recorded steps, convolutions as products of patches, groups side by side, TF32; and its memory.
+"""What a GPU can do for a batch of clients: recorded steps, groups of like size, TF32; and its memory.
 
-A reader of the engine need not read this. No GPU has timed these mechanisms yet, so all of them are off, except for the sorted
-groups, whose gain can be counted. Graphs, convolutions and TF32 are settings of a run; the others are switched here.
-`benchmarks/gpu.py` turns each on by itself.
+A reader of the engine need not read this. Recorded steps made LeNet with 50 clients 5.6 times as fast on an H200
+(`data/bench/gpu.json`), so they are on. The other two were timed without them only: TF32 gained 4%, and groups of like size cost
+half of the speed. Graphs and TF32 are settings of a run; `benchmarks/gpu.py` switches all three.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pfl_lite.methods.base import Carry
 
@@ -26,13 +25,9 @@ FILLED = 0.4
 """Share of a GPU's free memory that a computation may take: a recorded step holds its memory beside what ran before."""
 LEAST_STEPS = 4
 """Fewer steps than this are not worth a recording, which takes about as long as one of them without it."""
-NARROW = 0
-"""Input channels below which `convolution=auto` takes patches on a GPU. 16 is worth a try: a grouped convolution of few channels
-leaves matrix units idle, and with more of them patches cost memory."""
-LANES = 1
-"""Groups of clients that a GPU may compute side by side. 4 is worth a try: one small group alone leaves most of it idle."""
 SORTED_GROUPS = True
-"""Clients of like size are computed together, so that little is padding; False: in their own order, as many as fit."""
+"""Clients of like size are computed together, so that little is padding; False: in their own order, as many as fit. False was 2.1
+times as fast without recorded steps (four groups against one); with them, where steps are cheap, neither has been timed."""
 
 
 class Driver:
@@ -41,19 +36,24 @@ class Driver:
     def __init__(self, device: torch.device) -> None:
         self.device, self.gpu = device, device.type == "cuda"
 
-    def streams(self, count: int) -> list[torch.cuda.Stream | None]:
-        """Lanes in which computations may run side by side; on a CPU there is one."""
-        return [torch.cuda.Stream(self.device) if self.gpu else None for _ in range(count)]
+    @functools.cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """A GPU's stream that is not the default one, in which nothing could be recorded."""
+        return torch.cuda.Stream(self.device)
 
     @contextmanager
-    def side_by_side(self, streams: Sequence[torch.cuda.Stream | None]) -> Iterator[None]:
-        """A block whose work in the streams comes after what was asked of the GPU before, and before what will be."""
-        own = [stream for stream in streams if stream is not None]
-        for stream in own:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-        yield
-        for stream in own:
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+    def own_stream(self) -> Iterator[None]:
+        """A block whose work on a GPU comes after what was asked of it before, and before what will be."""
+        if not self.gpu:
+            yield
+            return
+        outside = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            outside.wait_stream(self.stream)
 
     @contextmanager
     def products(self, *, tf32: bool) -> Iterator[None]:
@@ -109,7 +109,7 @@ class ClientLimit:
                 return compute()
             answer, most = self.driver.measured(compute)
         except torch.OutOfMemoryError:
-            self.limit = max(1, clients // 2)
+            self.limit = max(1, min(self.limit or clients, clients // 2))
             return None
         self.bytes = max(1, most) / clients
         return answer
@@ -126,14 +126,11 @@ class Graphs:
     """Records as CUDA graphs: all kernels of the work start together, and Python is not asked again.
 
     What is recorded must have run before on the current stream, which must not be the default one, so that libraries have settled
-    their plans. It may neither wait for the GPU nor copy from or to the host. A stream's graphs share memory: only the newest may
-    run.
+    their plans. It may neither wait for the GPU nor copy from or to the host. All graphs share memory: only the newest may run.
     """
 
-    def __init__(self) -> None:
-        self.pools: dict[torch.cuda.Stream, Any] = {}
-        # a pool lives as long as one of its graphs
-        self.newest: dict[torch.cuda.Stream, torch.cuda.CUDAGraph] = {}
+    pool: Any = None
+    newest: torch.cuda.CUDAGraph | None = None  # kept, because a pool lives as long as one of its graphs
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """The replay of a new graph. `torch.cuda.graph` would empty the allocator's cache for every recording, here memory must
@@ -147,15 +144,17 @@ class Graphs:
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """One attempt."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        if stream not in self.pools:
-            self.pools[stream] = torch.cuda.graph_pool_handle()
-        graph.capture_begin(pool=self.pools[stream])
+        graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
+        # what other threads ask of the GPU meanwhile is no part of it, and no fault
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
             work()
-        finally:
-            graph.capture_end()
-        self.newest[stream] = graph
+        except BaseException:
+            with suppress(RuntimeError):  # would hide what went wrong
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        self.newest = graph
         return graph.replay
 
 
@@ -209,98 +208,3 @@ class Replay:
                 stacklevel=2,
             )
             return work
-
-
-class _Patches(torch.autograd.Function):
-    """Images [b, C, H, W] -> patches [b, C k k, L], a column an output pixel (torch's own has no batching rule backwards)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-        windows = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])  # [b, C, H', W', k, k]
-        return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.kernel, ctx.stride = inputs
-        ctx.size = tuple(x.shape[2:])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _Overlaps.apply(gradients[0], ctx.size, ctx.kernel, ctx.stride), None, None
-
-
-class _Overlaps(torch.autograd.Function):
-    """The way back: what the patches [b, C k k, L] say of each pixel, summed: [b, C, H, W]."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        columns: Tensor, size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]
-    ) -> Tensor:
-        return F.fold(columns, size, kernel, stride=stride)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, ctx.kernel, ctx.stride = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _Patches.apply(gradients[0], ctx.kernel, ctx.stride), None, None, None
-
-
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
-) -> Tensor:
-    """What `conv2d` makes of images x [b, C, H, W] with filters [O, C, k, k] and bias [O]: [b, O, H', W']."""
-    height, width = padding
-    if height or width:
-        x = F.pad(x, (width, width, height, height))
-    kernel = weight.shape[2:]
-    down, across = ((side - k) // step + 1 for side, k, step in zip(x.shape[2:], kernel, stride, strict=True))
-    columns = _Patches.apply(x, tuple(kernel), stride)  # [b, C k k, L]
-    filters = weight.flatten(1).expand(len(x), -1, -1)  # [b, O, C k k]: many small products keep a GPU busy
-    y = torch.bmm(filters, columns).unflatten(2, (down, across))
-    return y if bias is None else y + bias[:, None, None]
-
-
-def pair(value: int | Iterable[int]) -> tuple[int, int]:
-    """One number for both directions, or one for each, as torch takes them."""
-    first, second = (value, value) if isinstance(value, int) else value
-    return first, second
-
-
-class Unfolded(TorchFunctionMode):
-    """While it is entered, `conv2d` goes through patches where its input has fewer than `below` channels.
-
-    Convolutions with groups, dilation or padding given by a word stay what they are.
-    """
-
-    def __init__(self, below: float) -> None:
-        super().__init__()
-        self.below = below
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.conv2d:
-            return self.conv2d(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def conv2d(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        """`torch.nn.functional.conv2d`."""
-        plain = groups == 1 and pair(dilation) == (1, 1) and not isinstance(padding, str)
-        if plain and input.shape[1] < self.below:
-            return convolve(input, weight, bias, pair(stride), pair(padding))
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl_lite.engine.evaluate import mean
+from pfl_lite.errors import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+DIVERGED = 1e6  # a mean cross-entropy above it is as good as none
 
 
 def diverged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
@@ -134,6 +138,9 @@ class History:
         return pd.DataFrame(rows, columns=["round", "client", "model", "split", "quantity", "value"])
 
     def curve(self, name: str = "personal_accuracy") -> tuple[list[int], list[float]]:
-        """Rounds and values of one mean, e.g. `plt.plot(*history.curve("tuned_accuracy"))`."""
+        """Rounds and values of one mean, e.g. `plt.plot(*history.curve("tuned_accuracy"))`; InputError if there is none."""
+        if self.rounds and not any(name in entry for entry in self.rounds):
+            means = {key for entry in self.rounds for key, value in entry.items() if isinstance(value, float)}
+            raise unknown("curve", name, means)
         points = [(entry["round"], entry[name]) for entry in self.rounds if entry.get(name) is not None]
         return [r for r, _ in points], [value for _, value in points]

@@ -61,7 +61,8 @@ class Forked(Loop):
     ) -> tuple[Params, ...]:
         started = time.perf_counter()
         if self.seconds.get(function.__code__, WORTH_SECONDS) < WORTH_SECONDS or len(ids) == 1:
-            answered = super().stacked(function, server, clients, ids, work_for)
+            with one_thread():  # as where it is shared out: the last bits depend on it
+                answered = super().stacked(function, server, clients, ids, work_for)
             self.seconds[function.__code__] = time.perf_counter() - started
             return answered
         sizes = self.federation.train_sizes.tolist()

@@ -84,6 +84,10 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
     Raises:
         InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
+    if not isinstance(network, Network):
+        raise InputError(
+            f"load_model needs a network of make_network(name, channels, size, classes), not {type(network).__name__}"
+        )
     try:
         stored = read_models(Path(path))
         own = json.loads(str(stored["method"]))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pfl_lite.config import DTYPES, TUNING, RunConfig
+from pfl_lite.data.csv_clients import TableCard
 from pfl_lite.data.federation import Federation, make_federation
 from pfl_lite.data.task import CLASSES, task_of
 from pfl_lite.engine.batched import Vmap
@@ -28,6 +29,8 @@ from pfl_lite.methods.base import Newcomers, Round, Sequential
 from pfl_lite.models import NETWORKS, Network, Params, make_network
 from pfl_lite.seeds import generator
 
+MADE = ("partition", "split", "val_fraction")
+"""How a federation given was made: left at their defaults, these settings of a run are the federation's."""
 MAPPINGS: dict[str, type[Mapping]] = {"loop": Loop, "vmap": Vmap}
 """How the clients of a round are done, by the name of the engine."""
 
@@ -58,7 +61,7 @@ class Part:
         if self.network.batch_norm and not self.method.traits.fits_batch_norm:
             raise InputError(
                 f"{self.method.name} does arithmetic on weights that running statistics of batch norm would not survive: "
-                f"use a network without batch norm, not {config.model}"
+                f"use a network without batch norm, not {config.model}, or put nn.GroupNorm in its place"
             )
         if self.method.traits.needs_classes and task_of(federation.labels) is not CLASSES:
             raise InputError(
@@ -75,6 +78,12 @@ class Part:
         self.map: Mapping = make_mapping(self.network, federation, config.seed, config.execution)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
+        for name, rows in self.clients.items():
+            if rows.shape[:1] != (config.clients,):
+                raise InputError(
+                    f"{type(self.method).__name__}.init must give '{name}', a state of the clients, a row for each of "
+                    f"{config.clients} clients, not {list(rows.shape)}: stack(own, clients) makes them"
+                )
         self.everyone = torch.arange(config.clients, device=config.device)
         self.unseen = held_out_clients(config)
         self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
@@ -104,6 +113,10 @@ class Rounds(Part):
         if federation is not None and config.device == "auto":
             config = replace(config, device=federation.images.device.type)
         config = config.resolved(None if federation is None else federation.size)
+        if federation is not None:
+            unsaid = {name for name in MADE if getattr(config, name) == getattr(RunConfig, name)}
+            its = {name: value for name, value in described(federation).items() if name in unsaid}
+            config = replace(config, **its)
         advice = config.method.advise(config)  # was given where the configuration was made
         if federation is None:
             federation = make_federation(
@@ -133,7 +146,8 @@ class Rounds(Part):
             and not isinstance(self.method, Sequential)
             and len(self.sample(1)) == config.clients
         )
-        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int]] | None = None
+        # a round that fine-tuning has computed, and the clock before it
+        self._ahead: tuple[int, tuple[Params, ...], tuple[int, int], tuple[float, int]] | None = None
 
     def local_work(self, number: int, ids: Tensor) -> tuple[tuple[Params, ...], tuple[int, int]]:
         """(uploads, client states, models after local work) [S, ...] of the sampled clients; floats that went down and up."""
@@ -228,7 +242,8 @@ class Rounds(Part):
             return self.personal_models()
         settings = self.tuning if epochs is None else replace(self.tuning, epochs=epochs)
         if self.tuning_is_next_round and factor == 1 and settings == self.tuning:
-            self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone))
+            before = self.training_seconds, self.map.images_trained
+            self._ahead = (self.round + 1, *self.local_work(self.round + 1, self.everyone), before)
             return self._ahead[1][2]
         method, config = self.method, self.config
         rule = "plain_sgd" if "plain_sgd" in (config.ft_mode, method.finetune) else "own_update"
@@ -279,9 +294,11 @@ def held_out_clients(config: RunConfig) -> Tensor:
 
 
 def described(federation: Federation) -> dict[str, Any]:
-    """The settings of a run that a federation decides."""
+    """The settings of a run that a federation decides, those that it knows."""
     dtype = str(federation.images.dtype).removeprefix("torch.")
-    return {"data": federation.name, "clients": len(federation), "dtype": dtype}
+    known = {"data": federation.name, "clients": len(federation), "dtype": dtype}
+    made = {name: getattr(federation, name) for name in MADE}
+    return known | {name: value for name, value in made.items() if value is not None}
 
 
 def check_fits(federation: Federation, config: RunConfig) -> None:
@@ -292,3 +309,10 @@ def check_fits(federation: Federation, config: RunConfig) -> None:
     empty = [i for i, images in enumerate(federation.train_sizes.tolist()) if not images]
     if empty:
         raise InputError(f"client {empty[0]} has no training images: leave it out of the federation")
+    for name in ("patience", "ft_factors"):
+        if getattr(config, name) and not federation.val_sizes.any():
+            raise InputError(f"{name} must be left out where there are no validation images")
+    if config.augment != "none" and isinstance(federation.card, TableCard):
+        raise InputError(
+            f"augment must be none for tables, not {config.augment}: it shifts and mirrors images"
+        )

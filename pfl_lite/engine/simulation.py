@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
 from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer
-from pfl_lite.engine.history import History, converged_in, diverged_in, has_converged
+from pfl_lite.engine.history import DIVERGED, History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.mapping import Mapping
-from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.processes import Forked, over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
 from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
@@ -55,6 +56,7 @@ class Simulation(Rounds):
         super().__init__(config, federation, mapping=mapping)
         self.trained_on, self.seconds = device_name(self.config.device), 0.0
         self._tuned: Params | None = None  # of this round
+        self._exploded = False
         sizes = {
             f"{split}_sizes": getattr(self.federation, f"{split}_sizes").tolist()
             for split in ("train", "val", "test")
@@ -147,6 +149,13 @@ class Simulation(Rounds):
             self._choose_tuning(entry)
         if last and config.whole_test:
             self._whole_test(entry)
+        if not self._exploded and (entry.get("personal_loss") or 0) > DIVERGED:
+            self._exploded = True
+            warnings.warn(
+                f"{self.method.name} diverged: after round {self.round} the mean loss is {entry['personal_loss']:.1e}; "
+                f"try a learning rate below {self.config.lr:g}",
+                stacklevel=4,
+            )
         state = self.state() if self.method.tracked else {}
         for name in self.method.tracked:
             small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
@@ -184,7 +193,7 @@ class Simulation(Rounds):
     def run(
         self,
         *,
-        checkpoint: Path | None = None,
+        checkpoint: Path | str | None = None,
         stop: Callable[[], bool] | None = None,
         progress: bool | None = None,
     ) -> bool:
@@ -195,7 +204,7 @@ class Simulation(Rounds):
             stop: asked before every round.
             progress: show a bar (default: only on a terminal).
         """
-        if checkpoint is not None and checkpoint.exists():
+        if checkpoint is not None and Path(checkpoint).exists():
             self.load(checkpoint)
         total = self.config.rounds
         with tqdm(
@@ -216,11 +225,15 @@ class Simulation(Rounds):
                     self.save(checkpoint)
         return True
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write a checkpoint atomically: states, history and the configuration they belong to."""
-        write_checkpoint(path, self.config, self._content())
+        who = {"federation": self.federation.digest()}
+        write_checkpoint(Path(path), self.config, self._content() | who)
 
     def _content(self) -> dict[str, Any]:
+        clock = self.training_seconds, self.map.images_trained
+        if self._ahead is not None and not self.done:  # it is not kept: who goes on computes it again
+            clock = self._ahead[3]
         return {
             "round": self.round,
             "server": self.server,
@@ -228,7 +241,7 @@ class Simulation(Rounds):
             "history": asdict(self.history),
             "tuned": self._tuned,
             "sampled": self.sampled,
-            "clock": [self.seconds, self.training_seconds, self.map.images_trained],
+            "clock": [self.seconds - (self.training_seconds - clock[0]), *clock],
         }
 
     def _take(self, content: dict[str, Any]) -> None:
@@ -247,7 +260,7 @@ class Simulation(Rounds):
         there.trained_on = self.trained_on
         return there
 
-    def load(self, path: Path, trained_by: RunConfig | None = None) -> None:
+    def load(self, path: Path | str, trained_by: RunConfig | None = None) -> None:
         """Continue from a checkpoint.
 
         Args:
@@ -258,17 +271,38 @@ class Simulation(Rounds):
         Raises:
             InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
         """
-        models = (self.personal_models, lambda: self.tuned_models(epochs=0))
-        content = read_checkpoint(path, self.config, self._content(), models, trained_by)
+
+        def models(server: Params) -> Iterable[Callable[[], Params]]:
+            there = copy(self)
+            there.server = server  # by its stage
+            return there.personal_models, lambda: there.tuned_models(epochs=0)
+
+        content = read_checkpoint(Path(path), self.config, self._content(), models, trained_by)
+        here = self.federation.digest()
+        if content.get("federation", here) != here:
+            raise InputError(
+                f"checkpoint {path} belongs to clients with other images or labels: name another checkpoint, or delete this one"
+            )
         untrained = self.clients
         self._take(content)
-        if trained_by is None:
+        if trained_by is not None:
+            self.clients, self._tuned = untrained, None
+        if trained_by is None if self.done else not self._was_last:
             return
-        self.clients, self._tuned = untrained, None
-        if self.done:
-            started, entry = time.perf_counter(), self.history.rounds.pop()
-            self._record({name: entry[name] for name in ROUND_KEYS if name in entry})
-            self.seconds += time.perf_counter() - started
+        started, entry = time.perf_counter(), self.history.rounds.pop()
+        self._tuned = None
+        for seen in self.history.watch.values():
+            seen.pop(str(self.round), None)
+        self._record({name: entry[name] for name in ROUND_KEYS if name in entry})
+        self.seconds += time.perf_counter() - started
+
+    @property
+    def _was_last(self) -> bool:
+        """Whether the newest round has scores that it has only as a run's last one."""
+        entry, config = self.history.rounds[-1] if self.history.rounds else {}, self.config
+        every = {"personal_loss": config.eval_every, "tuned_loss": config.ft_every}
+        extra = (name in entry and (not often or self.round % often > 0) for name, often in every.items())
+        return any(extra) or "whole_test" in entry or "factors" in entry
 
     # ---- results --------------------------------------------------------------------------------------------------
 
@@ -300,17 +334,18 @@ class Simulation(Rounds):
             "data_card": asdict(self.federation.card),
             "majority": self.federation.majority().round(4),
             "device": self.trained_on,
-            "threads": torch.get_num_threads(),  # on which the last bits depend
+            # on which the last bits depend
+            "threads": 1 if isinstance(self.map, Forked) else torch.get_num_threads(),
             "versions": versions(),
             "code": code_version(),
         }
         return plain(report | ({"final_before_ft": final_scores(self.history, "personal")} if tuned else {}))
 
-    def save_models(self, path: Path) -> None:
+    def save_models(self, path: Path | str) -> None:
         """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/`, as .npz or .safetensors."""
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
-        write_models(path, self.config.as_dict()["method"], groups)
+        write_models(Path(path), self.config.as_dict()["method"], groups)
 
 
 def run(
@@ -318,15 +353,18 @@ def run(
     *,
     federation: Federation | None = None,
     workers: int = 1,
+    checkpoint: Path | str | None = None,
     **settings: Any,
 ) -> Simulation:
     """Train one method and return the finished simulation: `.history`, `.report()`, `.scored_models()`.
 
     `run("fedprox", mu=0.1, data="digits", partition="dirichlet:0.4", clients=8, rounds=20)`; every name is a field of `RunConfig`
-    or a hyper-parameter of the method. `workers` processes share out the clients of a round.
+    or a hyper-parameter of the method. `workers` processes share out the clients of a round. `checkpoint` is written after every
+    round, and continued from if it is there.
 
-    A federation given says what `data`, `clients` and `dtype` are (they need not be repeated, and must not be contradicted),
-    and where the run is computed, unless `device` does: then the federation is copied there, and the simulation returned is
+    A federation given says what `data`, `clients` and `dtype` are, and how it was made (`partition`, which is `given` for
+    clients made by hand, `split`, `val_fraction`); they need not be repeated, and must not be contradicted. It also says
+    where the run is computed, unless `device` does: then the federation is copied there, and the simulation returned is
     back beside the federation given (one on the CPU, so that NumPy and Matplotlib can read its tensors).
 
     Raises:
@@ -339,5 +377,5 @@ def run(
     if federation is not None and config.device != "auto":
         there = federation.to(config.device)
     simulation = Simulation(config, there, mapping=over_processes(workers, config, there))
-    simulation.run()
+    simulation.run(checkpoint=checkpoint)
     return simulation if federation is None else simulation.beside(federation)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from pfl_lite.data.images import Images
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.methods.apfl import APFL
 from pfl_lite.methods.base import Method
@@ -88,7 +89,10 @@ def explain(name: str) -> str:
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
                 meaning[ast.unparse(field.target)] = ast.literal_eval(text.value)
     lines = [f"{name}: {method.about}", "", inspect.getdoc(method) or "", ""]
-    lines += [f"  {field.name}={field.default}\n      {meaning[field.name]}" for field in fields(method)]
+    lines += [
+        f"  {field.name}={field.default}\n      {meaning.get(field.name, '')}".rstrip()
+        for field in fields(method)
+    ]
     lines += ["", "Settings are given as --set name=value; `pfl-lite run --help` lists those of every run."]
     return "\n".join(lines)
 
@@ -114,6 +118,10 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
         raise InputError(
             f"{what} must be a name: `pfl_lite.models.register` gives one to your own network, and takes a class or "
             "function that makes it from (channels, size, classes)"
+        )
+    if isinstance(value, Images):
+        raise InputError(
+            f"{what} must be a name: give {value!r} as run(federation=make_federation(images, ...))"
         )
     wanted = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}[kind]
     try:

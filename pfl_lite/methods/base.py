@@ -151,7 +151,10 @@ class Work(Protocol):
         epochs: int | None = None,
         part: str = "all",
     ) -> Carry:
-        """`carry = step(carry, batch)` over the mini-batches of local training, or over given streams: the loop under `sgd`."""
+        """`carry = step(carry, batch)` over the mini-batches of local training, or over given streams: the loop under `sgd`.
+
+        A step is a function of its tensors alone: a GPU records it and does it again without Python (see `graphs`).
+        """
 
     def epochs(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
@@ -212,6 +215,12 @@ class Round(NamedTuple):
         return generator(self.seed, purpose, self.number)
 
 
+ONE = {
+    "aggregate": "the server's new state",
+    "personal": "the model that is scored",
+    "download": "what goes down",
+}
+"""Hooks that answer with one dict."""
 PAIRS = {
     "init": "what the server and what the clients keep",
     "local": "what goes up and what the client keeps",
@@ -220,13 +229,19 @@ PAIRS = {
 """Hooks that answer with two dicts."""
 
 
-def of_two(hook: str, answer: Callable[..., Any]) -> Callable[..., tuple[Params, Params]]:
-    """A method's hook that raises an InputError where its answer is not two dicts."""
+def of_dicts(hook: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A method's hook that raises an InputError where its answer is not one dict, or two."""
 
     @wraps(answer)
-    def checked(self: Method, *args: Any, **kwargs: Any) -> tuple[Params, Params]:
+    def checked(self: Method, *args: Any, **kwargs: Any) -> Any:
         given = answer(self, *args, **kwargs)
-        if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, dict) for one in given)):
+        if hook in ONE and not isinstance(given, dict):
+            raise InputError(
+                f"{type(self).__name__}.{hook} must return a dict of tensors, {ONE[hook]}, not {type(given).__name__}"
+            )
+        if hook in PAIRS and not (
+            isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, dict) for one in given)
+        ):
             raise InputError(
                 f"{type(self).__name__}.{hook} must return two dicts of tensors, {PAIRS[hook]} ({{}} for nothing)"
             )
@@ -316,9 +331,13 @@ class Method:
     traits: ClassVar[Traits] = Traits()
 
     def __init_subclass__(cls) -> None:
-        """Let every answer of two parts be checked where it is given."""
-        for hook in PAIRS.keys() & vars(cls).keys():
-            setattr(cls, hook, of_two(hook, vars(cls)[hook]))
+        """A name where it gives itself none, a `personal` that is asked, and a check of answers that are dicts."""
+        if "name" not in vars(cls) and cls.__module__ != __name__:
+            cls.name = cls.__name__.lower()
+        if "personal" in vars(cls) and "traits" not in vars(cls):
+            cls.traits = cls.traits._replace(one_model=False)
+        for hook in (ONE | PAIRS).keys() & vars(cls).keys():
+            setattr(cls, hook, of_dicts(hook, vars(cls)[hook]))
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters, one by one."""
@@ -500,10 +519,3 @@ def train_gradient(params: Params, work: Work) -> Params:
 
     parts = [work.grad(total, params, batch) for batch in work.data("train")]
     return {name: torch.stack([part[name] for part in parts]).sum(0) / work.size("train") for name in params}
-
-
-def check_choice(method: str, **choices: tuple[str, tuple[str, ...]]) -> None:
-    """Raise an InputError unless each option is one of its valid values."""
-    for name, (value, valid) in choices.items():
-        if value not in valid:
-            raise InputError(f"{method}: {name} must be one of {', '.join(valid)}, not '{value}'")

@@ -25,7 +25,8 @@ def training_losses(models: Params, work: Work) -> Tensor:
 
 def best_model(models: Params, work: Work) -> Tensor:
     """Which of the stacked models [k, ...] has the lowest loss on the client's training images; the first in a tie."""
-    return train_mean(training_losses(models, work), work).argmin()
+    losses = train_mean(training_losses(models, work), work)
+    return torch.where(losses.isnan(), torch.inf, losses).argmin()  # else the least were a model that is lost
 
 
 def mean_by_cluster(uploads: Params, cluster: Tensor, weights: Tensor, previous: Params) -> Params:

@@ -18,8 +18,8 @@ class FedAMP(Method):
 
     xi_ij = alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x/sigma)/sigma, and xi_ii = 1 - the others. A free alpha can make xi_ii
     negative; here alpha follows from `self_weight`, the least that any client gives itself. `lam` is lambda/alpha in the paper's
-    letters. Clients mix from their first upload on; absent ones stay in the mix with their last model. A client that never took
-    part is scored with the common start. Chapter: *Neighbors*.
+    letters. Clients mix from their first upload on; absent ones stay in the mix with their last model, and so do those whose
+    upload is not finite. A client that never took part is scored with the common start. Chapter: *Neighbors*.
     """
 
     name: ClassVar[str] = "fedamp"
@@ -60,11 +60,13 @@ class FedAMP(Method):
         return trained, trained
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
+        whole = flatten(uploads).isfinite().all(1)  # [S]
+        ids = round.ids[whole]
         models = {
-            name: rows.index_copy(0, round.ids, uploads[name])
+            name: rows.index_copy(0, ids, uploads[name][whole])
             for name, rows in unpack("model", server).items()
         }
-        uploaded = server["uploaded"].index_fill(0, round.ids, True)
+        uploaded = server["uploaded"].index_fill(0, ids, True)
         w = flatten(models).double()  # [N, P]
         distance = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist") ** 2  # [N, N]
         sigma = server["sigma"]

@@ -29,10 +29,12 @@ class FedFomo(Newcomers):
     """Zhang et al. (2021), eqs 3 to 5: theta_i <- theta_i^- + sum_n w_n (theta_n - theta_i^-), w_n by the loss on held-out data.
 
     w_n is proportional to max(0, (L(theta_i^-) - L(theta_n)) / ||theta_n - theta_i^-||), where theta_i^- is the client's model
-    before its last training and L its loss on its validation images, which never train. If no w_n is positive the client keeps
-    its current model (the authors' code goes back to theta_i^-). Candidates are the client's own model and, of those uploaded in
-    the last round, the ones with the highest summed weights so far; each place goes to a random one with probability epsilon.
-    Differences from the authors' code: the l2 distance, no spectral sub-models. Chapter: *Neighbors*.
+    before its last training and L its loss on its validation images, which never train (on its training images where it has no
+    others: give it some by `val_fraction`). If no w_n is positive the client keeps its current model (the authors' code goes
+    back to theta_i^-). Candidates are the client's own model and, of those uploaded in the last round, the ones with the
+    highest summed weights so far; each place goes to a random one with probability epsilon.
+    Differences from the authors' code: the l2 distance, no spectral sub-models, no weight for models that are not finite.
+    Chapter: *Neighbors*.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -80,15 +82,19 @@ class FedFomo(Newcomers):
         def worth(n: int) -> Tensor:
             distance = squared_distance(before, select(models, n)).sqrt()
             gain = baseline - work.held_out_loss(select(models, n))
-            useful = (distance > 0) & (places[n] >= 0)
+            useful = (distance > 0) & (places[n] >= 0) & gain.isfinite()
             return torch.where(useful, gain / torch.where(useful, distance, 1.0), 0.0)
 
         scores = torch.stack([worth(n) for n in range(len(places))])  # eq. 4, [M]
         weight = scores.clamp_min(0)
         total = weight.sum()
         weight = weight / torch.where(total > 0, total, 1.0)
+
+        def heard(rows: Tensor) -> Tensor:  # 0 times a number that is not finite is none
+            return torch.where((weight > 0).reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+
         mixed = {
-            name: torch.where(total > 0, w + mix(weight, models[name] - w), own[name])
+            name: torch.where(total > 0, w + mix(weight, heard(models[name] - w)), own[name])
             for name, w in before.items()
         }  # eq. 3
         everyone = torch.arange(len(client["weights"]), device=weight.device)

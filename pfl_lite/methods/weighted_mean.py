@@ -7,11 +7,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pfl_lite.errors import InputError
+
 
 def weighted_mean(
     stacked: Mapping[str, Tensor], weights: Tensor | Mapping[str, Tensor], previous: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """sum_i a_i x_i / sum_i a_i over the first axis; where all weights are zero, the previous value stays.
+
+    A row without a weight is left out, even where it is not finite.
 
     Args:
         stacked: tensors [S, ...], one row a client.
@@ -21,7 +25,14 @@ def weighted_mean(
 
     Returns:
         One tensor [...] a name. Weights are taken in float64 and divided by their maximum first, so that tiny weights stay exact.
+
+    Raises:
+        InputError: the clients sent a name that `previous` lacks.
     """
+    if strange := stacked.keys() - previous.keys():
+        raise InputError(
+            f"the clients sent '{min(strange)}', which the server does not keep: send the server's names, or answer `aggregate`"
+        )
     mean = {}
     for name, x in stacked.items():  # x [S, ...]
         a = (weights if isinstance(weights, Tensor) else weights[name]).double()  # [S] or [S, B]
@@ -30,5 +41,6 @@ def weighted_mean(
         share = (a / torch.where(total > 0, total, 1.0)).to(x.dtype)
         share = share.reshape(share.shape + (1,) * (x.dim() - share.dim()))  # [S, 1, ...] or [S, B, 1, ...]
         anyone = (total > 0).reshape(total.shape + (1,) * (x.dim() - 1 - total.dim()))
-        mean[name] = torch.where(anyone, (share * x).sum(0), previous[name])
+        mixed = torch.where(share > 0, share * x, 0.0).sum(0)  # 0 times a number that is not finite is none
+        mean[name] = torch.where(anyone, mixed, previous[name])
     return mean

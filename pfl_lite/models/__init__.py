@@ -25,13 +25,15 @@ __all__ = [
 class NetworkSpec:
     """How to build a named network from (channels, size, classes), one line about it, the image size it insists on (if any).
 
-    `least` is the size of the smallest images that it can take, where it insists on none.
+    `least` is the size of the smallest images that it can take, where it insists on none. What is a reader's `own` is tried out
+    before it is used.
     """
 
     module: Callable[[int, int, int], nn.Module]
     about: str
     size: int | None = None
     least: int = 1
+    own: bool = False
 
 
 NETWORKS: dict[str, NetworkSpec] = {
@@ -76,7 +78,7 @@ def register(
         raise InputError(
             f"the name '{name}' is taken: give the network one that is not among {', '.join(NETWORKS)}"
         )
-    NETWORKS[name] = NetworkSpec(module, about, size)
+    NETWORKS[name] = NetworkSpec(module, about, size, own=True)
 
 
 def origin(module: Callable[..., nn.Module]) -> tuple[object, object]:
@@ -113,7 +115,7 @@ def make_network(
     """Build a network by name for images [channels, size, size] and a number of classes.
 
     Raises:
-        InputError: an unknown name, or images of a size that the network cannot take.
+        InputError: an unknown name, images of a size that the network cannot take, or a network of one's own that does not work.
     """
     if name not in NETWORKS:
         raise unknown("model", name, NETWORKS)
@@ -125,4 +127,18 @@ def make_network(
             f"model '{name}' takes images of {spec.least}x{spec.least} pixels or more, but these are {size}x{size}"
         )
     build = partial(spec.module, channels, size, classes)
-    return Network(name, build, dtype=dtype, device=device, shape=(channels, size, size))
+    shape = (channels, size, size)
+    try:
+        network = Network(name, build, dtype=dtype, device=device, shape=shape)
+        if spec.own:
+            network.try_out(classes)
+    except InputError:
+        raise
+    except Exception as error:
+        if not spec.own:
+            raise
+        raise InputError(
+            f"network {name} does not work, made from (channels, size, classes) = {(channels, size, classes)} and called with "
+            f"images [2, {channels}, {size}, {size}]: {error}"
+        ) from error
+    return network

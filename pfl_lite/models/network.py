@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,7 +22,7 @@ Params = dict[str, Tensor]
 def torch_seeded(seed: int, purpose: str, *numbers: int) -> Iterator[None]:
     """A block in which torch's global generator draws the start values of one purpose, and after which it is as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, purpose, *numbers).integers(2**62)))
+        torch.default_generator.manual_seed(int(generator(seed, purpose, *numbers).integers(2**62)))
         yield
 
 
@@ -131,6 +132,27 @@ class Network:
         if twin is not None:
             self._twin = copy.copy(self)
             self._twin._template, self._moving = twin
+
+    def try_out(self, classes: int) -> None:
+        """Raise an InputError unless the module makes logits [2, K] of two images, and draws no random numbers of its own."""
+        trial, answers = copy.deepcopy(self._template).cpu().train(), []
+        for layer in trial.modules():
+            if isinstance(layer, DROPOUTS):
+                layer.p = 0.0
+        x = torch.linspace(-1, 1, 2 * math.prod(self.shape), dtype=self.dtype).reshape(2, *self.shape)
+        for seed in (0, 1):
+            with torch_seeded(seed, "trial"), torch.no_grad():
+                answers.append(trial(x))
+        shapes = [tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__ for one in answers]
+        if shapes[0] != (2, classes):
+            raise InputError(
+                f"network {self.name} must answer with logits [images, {classes}], not with {shapes[0]} for two images"
+            )
+        if not torch.equal(*answers):
+            raise InputError(
+                f"network {self.name} draws random numbers in its `forward`, which cannot be repeated here: "
+                "write dropout as a layer, nn.Dropout"
+            )
 
     @property
     def parameters(self) -> int:

@@ -195,7 +195,7 @@ class Experiment:
         lengths = f"{either(map(self.rounds_of, self.arms))} rounds"
         if self.patience:
             lengths = f"until validation accuracy has not risen for {self.patience} rounds, {lengths} at most"
-        spent = f"{lengths}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
+        spent = f"{lengths}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)} planned"
         return f"{self.title}; {self.budget} budget ({spent})"
 
     def settings(self, seed: int, *, rounds: int | None = None) -> Settings:

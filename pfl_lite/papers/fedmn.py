@@ -190,18 +190,22 @@ def fedmn_table2(name: str) -> Experiment:
             *ways,
         )
 
+    seeds = (0, 1, 2, 3, 4)
     return fedem_experiment(
         table2(name),
         f"FedMN, Table II: {one.title}, {one.clients} clients",
         one,
         rounds=ROUNDS,
         arms=arms(EACH, 2 * EACH, (ROUNDS // 2, ROUNDS // 2)),
+        seeds=seeds,
         deviations=(
+            f"Seeds: {len(seeds)} planned; a row says how many it has.",
             *said(one, f"{ROUNDS} rounds, for FedMN {EACH} after {EACH} of pre-training"),
             *smaller_batches(one),
         ),
         paper_budget={
             "rounds": PAPER_ROUNDS,
+            "seeds": (0,),
             "batch_size": one.batch_size if one.printed is None else PAPER_BATCH,
             "arms": arms(PRETRAINED, PRETRAINED + 150, (PRETRAINED, 150)),
             "deviations": (
@@ -239,7 +243,7 @@ def said(one: Setting, rounds: str) -> tuple[str, ...]:
         f"clients' validation images after {SEARCH_ROUNDS} rounds of another seed (100), for FedMN after {2 * SEARCH_EACH}, half "
         f"of them pre-training, because with {SEARCH_ROUNDS} it is still near chance; {NEXT}. The paper searches six rates from "
         "0.001 to 0.05; FedEM divides its rates by ten twice.",
-        "A quarter of each client's training images is for validation, in the results too; one seed.",
+        "A quarter of each client's training images is for validation, in the results too.",
         columns,
         "Metric: unweighted mean over clients; the rows taken over from FedEM are weighted by test images.",
         "ClusteredFL splits by the ratio of update norms, because FedEM's thresholds (almost) never let it split.",

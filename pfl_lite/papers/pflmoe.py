@@ -60,6 +60,7 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         source = None if method in ("local", "fedavg") else Source("fedavg", "training")
         return Arm(key, method, label, papers["local_test"], (), settings, source=source, papers=papers)
 
+    seeds = (0, 1, 2, 3, 4)
     augmented = data != "fashion_mnist"
     tuning = MOE_TUNING | {"ft_lr": 0.005 if model == "vgg16" else 0.001}
     code = tuning | MOE_CODE
@@ -110,7 +111,8 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         arms=arms,
         measures={"local_test": "local test", "global_test": "global test"},
         deviations=(
-            "Rounds: 100 instead of 1,000; personalization: 50 epochs of experts and gates instead of 200; one seed.",
+            "Rounds: 100 instead of 1,000; personalization: 50 epochs of experts and gates instead of 200.",
+            f"Seeds: {len(seeds)} planned; a row says how many it has.",
             "Local: 100 epochs of SGD (rate 0.01, momentum 0.9, weight decay 5e-4, mini-batches of 64) instead of 300 of SGD at "
             "0.1, divided by ten every 100 epochs, or of Adam, whichever came out better.",
             *said,
@@ -118,11 +120,12 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
         ft_every=0,
         ft_epochs=None,
         eval_every=10,
-        seeds=(0,),
+        seeds=seeds,
         common={"lr": 0.01, "momentum": 0.5, "val_fraction": 0.0, "whole_test": True}
         | ({"augment": "crop_flip"} if augmented else {}),
         paper_budget={
             "rounds": 1000,
+            "seeds": (0,),
             "arms": tuple(map(as_long_as_the_paper, arms)),
             "deviations": (
                 "The paper's rounds (1,000) and epochs of personalization (200); it does not say how many seeds: one here.",

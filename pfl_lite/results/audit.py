@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from pfl_lite.config import MACHINE_KEYS, with_defaults
@@ -14,7 +14,8 @@ from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_e
 from pfl_lite.results.ledger import Ledger, Run, flat
 from pfl_lite.results.plan import Plan
 
-LARGEST = 20_000_000  # bytes of a ledger that a repository can carry
+AGREE = 1e-4  # what a mean of final accuracies may be off from its last round's, whose digits are rounded
+LARGEST = 40_000_000  # bytes of a ledger that a repository can carry
 
 
 @dataclass
@@ -30,9 +31,9 @@ class Findings:
 def check(ledger: Ledger) -> Findings:
     """Look through every file of a ledger and change none.
 
-    Faults are files that break their schema or were set aside, two files with one run, results (and attempts that diverged) that
-    were trained otherwise than the protocol says or whose settings no whole search chose, and a ledger too large to keep. Such a
-    result still counts in tables until it is moved away. Notes are
+    Faults are files that break their schema or were set aside, two files with one run, final accuracies that are not those of the
+    last round, results (and attempts that diverged) that were trained otherwise than the protocol says or whose settings no whole
+    search chose, and a ledger too large to keep. Such a result still counts in tables until it is moved away. Notes are
     experiments that are not known, and cells that are empty.
     """
     found = Findings()
@@ -54,7 +55,7 @@ def check(ledger: Ledger) -> Findings:
             (runs if entry["kind"] == "run" else attempts).append((name, entry))
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
-    found.faults += [*duplicates(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
+    found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
     found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
     return found
 
@@ -68,6 +69,27 @@ def duplicates(runs: Sequence[tuple[str, Run]]) -> list[str]:
         twin = first.setdefault(json.dumps(config, sort_keys=True), name)
         if twin != name:
             said.append(f"{name}: the same run as {twin}: keep one")
+    return said
+
+
+def astray(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Complete runs whose final accuracies do not have the mean of their last round."""
+    said = []
+    for name, run in runs:
+        before = run.get("final_before_ft")
+        finals = {"tuned": run["final"], "personal": before} if before else {"personal": run["final"]}
+        for model, final in finals.items() if run["complete"] else ():
+            known = [a for a in final["test_accuracy"] if a is not None]
+            told = run["rounds"][-1].get(f"{model}_accuracy")
+            # the last round's mean leaves out clients that were held out, and does not say which they are
+            if (
+                known
+                and not run["config"].get("unseen")
+                and (told is None or abs(mean(known) - told) > AGREE)
+            ):
+                said.append(
+                    f"{name}: its final accuracies have the mean {mean(known):.4f}, its last round's {model} ones {told}"
+                )
     return said
 
 

@@ -1,7 +1,8 @@
 """Explorers: pieces of a page, sliders over recorded numbers, whose scripts (`static/`) compute in the page, without a kernel.
 
 They stand in the chapters *Clients are not alike* (partitions), *Assembling a network per client* (routes), *A gate between two
-experts* (gates), *pFedMB* (weights of branches) and *Compare the methods* (runs). Each function returns one piece of HTML.
+experts* (gates), *pFedMB* (weights of branches), *Until convergence* (standings) and *Compare the methods* (runs). Each function
+returns one piece of HTML.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from pfl_lite.atomic_files import script_json
 from pfl_lite.errors import InputError
 from pfl_lite.models.modular import decisions
+from pfl_lite.papers.statement import estimate
+from pfl_lite.papers.statistics import kendall
 from pfl_lite.show import comparison as comparing
 from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label
 
@@ -26,13 +29,16 @@ _MORE_STYLES = {
     "alpha": ("table", "playing"),
     "comparison": ("table", "comparison_explorer"),
     "routing": ("playing",),
+    "standings": ("table", "playing", "standings_explorer"),
 }
-_MORE_SCRIPTS = {"alpha": ("playing",), "comparison": ("comparison",), "routing": ("playing",)}
+_MORE_SCRIPTS = {
+    "alpha": ("playing",), "comparison": ("comparison",), "routing": ("playing",), "standings": ("playing",)
+}  # fmt: skip
 _VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
 _LINES = 8  # of so many methods the page draws the curves before a reader chooses
 
 
-def page(kind: str, record: Mapping[str, Any] | None = None) -> str:
+def page(kind: str, record: Mapping[str, Any] | Sequence[Any] | None = None) -> str:
     """An explorer's element with the record that it shows, and the styles and scripts that it needs, its own last."""
     inside = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
     if record is not None:
@@ -180,6 +186,56 @@ def alpha(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequen
         "about": "One row per client, sorted by group; one column per branch; "
         "a bar is the client's weight of the branch, 0 to 1.",
     })  # fmt: skip
+
+
+def standings(
+    settings: Mapping[str, tuple[Sequence[int | str], Mapping[str, ArrayLike], Mapping[str, float]]],
+) -> str:
+    """Which method would lead if all runs ended at a round, and where the paper puts them, as one piece of HTML.
+
+    Args:
+        settings: name -> (the recorded rounds [R], numbers or words; method -> accuracies of one run in percent, [R, clients];
+            method -> the paper's number in percent). At each round, the methods are marked that cannot be told from the
+            leader, client by client.
+
+    Raises:
+        InputError: there is no setting, or one has fewer than two methods, other shapes, or a number that is missing.
+    """
+    if not settings:
+        raise InputError("standings need at least one setting")
+    shown = []
+    for name, (rounds, accuracies, paper) in settings.items():
+        scores = {method: np.asarray(each, dtype=float) for method, each in accuracies.items()}
+        if len(scores) < 2 or scores.keys() != paper.keys():
+            raise InputError(f"{name}: standings need two methods or more, each with the paper's number")
+        clients = next(iter(scores.values())).shape[-1:]
+        if any(each.shape != (len(rounds), *clients) or not each.size for each in scores.values()):
+            raise InputError(
+                f"{name}: the accuracies of every method must be [{len(rounds)} rounds, clients]"
+            )
+        kept = np.stack(list(scores.values()))  # [M, R, N]
+        theirs = np.array([paper[method] for method in scores])  # [M]
+        if not (np.isfinite(kept).all() and np.isfinite(theirs).all()):
+            raise InputError(f"{name}: an accuracy is missing")
+        ours, at = kept.mean(-1), range(len(rounds))  # [M, R]
+        leads = [
+            [estimate((kept[ours[:, r].argmax(), r] - one[r])[None]).interval[0] for r in at] for one in kept
+        ]
+        methods = [
+            {
+                "name": label(method), "colour": colour(method), "paper": float(theirs[m]),
+                "scores": ours[m].round(3).tolist(), "level": [low <= 0 for low in leads[m]],
+            }
+            for m, method in enumerate(scores)
+        ]  # fmt: skip
+        shown.append({
+            "name": name,
+            "rounds": [str(number) for number in rounds],
+            "methods": methods,
+            "tau": kendall(theirs, ours.T).tolist(),
+            "gap": np.abs(theirs - ours.T).mean(-1).tolist(),
+        })  # fmt: skip
+    return page("standings", shown)
 
 
 def comparison(record: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 SHARED = "#0072B2"
 """Blue: what all offices share. No office has it, so that blue never means anything else."""
-SHARED_IN_THE_DARK = "#56B4E9"
 
 
 @dataclass(frozen=True)

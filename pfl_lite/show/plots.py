@@ -200,7 +200,8 @@ def plot_curves(
     """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
 
     `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
-    (averaged over) and `quantity` (to choose from with the argument). Fractions are shown as percentages
+    (averaged over) and `quantity` (to choose from with the argument). Of several `split`s and `model`s, as in a run's
+    `history.frame()`, the clients' own models (`personal`) on test images are drawn. Fractions are shown as percentages
     unless `percent` is off. `colours` and `names` of some methods go before those of the book. Raises InputError for missing
     columns or an unclear quantity.
     """
@@ -246,7 +247,8 @@ def plot_clients(
     """Draw how clients are spread, a row a method: one dot a client, quartiles as a box, the mean as a diamond.
 
     `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity` (to choose from) and
-    `round` (the last is taken). Raises InputError for missing columns or an unclear quantity.
+    `round` (the last is taken); of several `split`s and `model`s as `plot_curves`. Raises InputError for missing columns or an
+    unclear quantity.
     """
     frame, by = _tidy(frame, quantity, ("client", "value"))
     if "round" in frame:
@@ -435,7 +437,7 @@ def animate(
 
 
 def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:
-    """The rows of one quantity, and the column that tells methods apart."""
+    """The rows of one quantity, of several splits and models those of the usual ones; the column that tells methods apart."""
     by = "arm" if "arm" in frame else "method"
     missing = [name for name in (*needed, by) if name not in frame]
     if missing:
@@ -450,6 +452,9 @@ def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> t
             frame = frame[frame["quantity"] == quantity]
             if frame.empty:
                 raise InputError(f"the table to plot holds {', '.join(map(str, found))}, not '{quantity}'")
+    for column, usual in (("split", "test"), ("model", "personal")):
+        if column in frame and {usual} < {*frame[column]}:
+            frame = frame[frame[column] == usual]
     frame = frame.dropna(subset=["value"])  # a client without test images has no accuracy
     if frame.empty:
         raise InputError("the table to plot has no rows with a value")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from tabulate import tabulate
 
+from pfl_lite.engine.history import DIVERGED
 from pfl_lite.errors import unknown
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.audit import Missing
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pfl_lite.engine.simulation import Simulation
 
 FORMATS = ("text", "markdown", "csv")
-DIVERGED = 1e6  # a mean cross-entropy above it is as good as none
 WIDTH, LAST = 120, 60  # characters of a note, and of the last column, before they are wrapped
 
 

@@ -31,7 +31,7 @@ def part(run_config: Mapping[str, Any], client: int | None = None) -> Part:
     and the same mini-batches without sending any of them. The server has no images, and a client only its own.
 
     Raises:
-        InputError: an unknown method or setting, or a client whose files cannot be used.
+        InputError: an unknown method or setting, one of fine-tuning, or a client whose files cannot be used.
     """
     words = {name: value for name, value in run_config.items() if name not in OURS}
     for pair in str(run_config.get("set", "")).split():
@@ -48,6 +48,10 @@ def _built(settings: tuple[tuple[str, Any], ...], files: str, client: int | None
     words = dict(settings)
     name = words.pop("method")
     config = make_config(name, **{"device": "cpu", "engine": "loop"} | words).resolved()
+    if config.ft_epochs:
+        raise InputError(
+            f"{name} must have ft_epochs=0 here: what a client does after the last round is not part of the app"
+        )
     return Part(config, federation(config, client, files))
 
 

@@ -25,7 +25,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fedmn": {"encoder_width": 6, "width": 5, "router_width": 4, "label_width": 3},
     "cfl": {"warmup": 0},
     "fedfomo": {"models": 3},
-}
+} | {name: {"ft_epochs": 0} for name in ("pfl_ft", "pfl_fb", "pfl_moe", "pfl_mf", "pfl_mfe")}
 ASKED = "fedavg"
 """For which method the nodes are asked who they are, where all methods run as one (`method = "every"`)."""
 NAMED = {"method", "data", "partition", "model", "clients", "participation", "rounds", "epochs", "lr", "seed"}
