@@ -347,39 +347,89 @@ def pfedmb_branches(setting: str) -> Experiment:
     )
 
 
-def pfedmb_decay(setting: str) -> Experiment:
-    """Our addition: where would FedAvg and pFedMB end, had their short search kept the weight decay it starts with?"""
-    _, _, clients, words, branches, _ = TABLE2_SETTINGS[setting]
-    base, plain = pfedmb_table2(setting).at("paper"), STARTS[0]
-    mixed = BRANCH_SEARCH["grid"][0] | {
-        "branches": branches,
-        "alpha_lr": BRANCH_SEARCH["ladders"]["alpha_lr"][-1],
-    }
+def our_addition(
+    setting: str, name: str, change: str, why: str, rows: Sequence[tuple[str, str, str, Settings]]
+) -> Experiment:
+    """Rows of a setting of Table II once more, with a setting of our choice instead of the one that their search chose.
 
-    def arm(key: str, method: str, settings: Settings) -> Arm:
-        label = f"{TABLE2_LABELS[method]}, weight decay {settings['weight_decay']}"
-        return Arm(key, method, label, None, (), settings)
-
-    more = (arm("pfedmb-more-decay", "pfedmb", mixed | {"weight_decay": plain["weight_decay"]}),)
+    Args:
+        setting: whose paper budget is taken.
+        name: the experiment's.
+        change: what is different, for its title.
+        why: its only deviation from that table.
+        rows: key, method, what its label adds, and all that its search would have chosen.
+    """
+    base = pfedmb_table2(setting).at("paper")
     return replace(
         base,
-        name=decay_name(setting),
-        title=f"Our addition to pFedMB's Table II, {words.replace('; ', ', ')} clients: with weight decay",
+        name=name,
+        title=f"Our addition to pFedMB's Table II, {TABLE2_SETTINGS[setting][3].replace('; ', ', ')} clients: {change}",
         budget=DEFAULT_BUDGET,
-        arms=(
-            arm("fedavg-decay", "fedavg", plain),
-            arm("pfedmb-decay", "pfedmb", mixed),
-            *(more if clients == 15 else ()),
+        arms=tuple(
+            Arm(key, method, f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
+            for key, method, words, chosen in rows
         ),
         seeds=(0,),
         searched_in=None,
-        deviations=(
-            "FedAvg and pFedMB as in that table with the paper's budget, all other settings included, but with the weight decay "
-            f"at which their searches begin (FedAvg: {plain['weight_decay']}, as FedProx and IFCA keep it; pFedMB: "
-            f"{mixed['weight_decay']}, and with 15 clients also FedAvg's); these searches of {base.search_rounds} rounds chose "
-            "none.",
-        ),
+        deviations=(why,),
     )
+
+
+def pfedmb_decay(setting: str) -> Experiment:
+    """Our addition: where would FedAvg and pFedMB end, had their short search kept the weight decay it starts with?"""
+    clients, branches = TABLE2_SETTINGS[setting][2], TABLE2_SETTINGS[setting][4]
+    plain, ladders = STARTS[0], BRANCH_SEARCH["ladders"]
+    mixed = BRANCH_SEARCH["grid"][0] | {"branches": branches, "alpha_lr": ladders["alpha_lr"][-1]}
+    rows: list[tuple[str, str, Settings]] = [
+        ("fedavg-decay", "fedavg", plain),
+        ("pfedmb-decay", "pfedmb", mixed),
+    ]
+    if clients == 15:
+        rows.append(("pfedmb-more-decay", "pfedmb", mixed | {"weight_decay": plain["weight_decay"]}))
+    return our_addition(
+        setting,
+        decay_name(setting),
+        "with weight decay",
+        "FedAvg and pFedMB as in that table with the paper's budget, all other settings included, but with the weight decay "
+        f"at which their searches begin (FedAvg: {plain['weight_decay']}, as FedProx and IFCA keep it; pFedMB: "
+        f"{mixed['weight_decay']}, and with 15 clients also FedAvg's); these searches of {SEARCHED['search_rounds']} rounds "
+        "chose none.",
+        [(key, method, f"weight decay {chosen['weight_decay']}", chosen) for key, method, chosen in rows],
+    )
+
+
+def pfedmb_slower() -> Experiment:
+    """Our addition: where would rows end on CIFAR-100 at the next lower rate, which a short search passed over?"""
+    setting = "cifar100-50"
+    plain = STARTS[0] | {"lr": 0.01}
+    mixed = BRANCH_SEARCH["grid"][2] | {"branches": TABLE2_SETTINGS[setting][4], "lr": 0.03, "alpha_lr": 0.3}
+    rows: tuple[tuple[str, Settings], ...] = (
+        ("fedavg", plain), ("fedprox", plain | {"mu": 0.001}), ("ifca", plain | {"clusters": 3}), ("pfedmb", mixed)
+    )  # fmt: skip
+    return our_addition(
+        setting,
+        SLOWER,
+        "at the next lower rate",
+        "FedAvg, FedProx, IFCA and pFedMB as in that table with the paper's budget, all other settings included, but at the next "
+        f"lower rate of their ladders; searches of {SEARCHED['search_rounds']} rounds chose the higher one.",
+        [(f"{method}-slower", method, f"rate {chosen['lr']}", chosen) for method, chosen in rows],
+    )
+
+
+def pfedmb_momentum() -> Experiment:
+    """Our addition: with unequal mixtures, where would FedAvg end with the optimizer that IFCA's search chose?"""
+    chosen = STARTS[0]
+    return our_addition(
+        "dirichlet-50",
+        MOMENTUM,
+        "FedAvg with momentum",
+        f"FedAvg as in that table with the paper's budget, but with momentum {chosen['momentum']} and rate {chosen['lr']}, as "
+        "IFCA's search chose them; FedAvg's own chose plain SGD, by less than half a point.",
+        [("fedavg-momentum", "fedavg", f"momentum {chosen['momentum']}", chosen)],
+    )
+
+
+SLOWER, MOMENTUM = "pfedmb-slower-cifar100-50", "pfedmb-momentum-dirichlet-50"
 
 
 def decay_name(setting: str) -> str:
@@ -392,6 +442,8 @@ PFEDMB = (
     *map(pfedmb_table2, TABLE2_SETTINGS),
     *map(pfedmb_branches, TABLE2_SETTINGS),
     *map(pfedmb_decay, ("random2-50", "random2-15")),
+    pfedmb_slower(),
+    pfedmb_momentum(),
 )
 
 
