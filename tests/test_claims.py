@@ -229,6 +229,23 @@ def test_b2_also_says_when_a_curve_that_falls_again_was_first_there(tmp_path):
     assert result.verdict == "undecided"  # one seed
 
 
+def test_b2_leaves_out_a_last_look_at_a_rate_of_its_own(tmp_path):
+    said = []
+    for factor in (None, 0.1):
+        ledger = Ledger(tmp_path / str(factor))
+        for arm in CHAIN[:3]:
+            run = make_run(arm)
+            if factor and arm == "pfedmb":
+                run["rounds"][-1] |= {
+                    "factor": factor,
+                    "tuned_accuracy": 2.0,
+                }  # of which no round before has 99%
+            ledger.write(run)
+        (result,) = [result for result in claims(NAME, ledger) if result.id == "B2"]
+        said.append(result.note.split("leads: ")[1])
+    assert said[0] == said[1]
+
+
 def test_b2_takes_the_curve_before_tuning_if_the_other_was_not_kept(tmp_path):
     ledger = Ledger(tmp_path)
     for arm in CHAIN[:3]:
