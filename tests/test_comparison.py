@@ -51,8 +51,9 @@ def test_the_worst_tenth_by_hand() -> None:
     assert np.isnan(worst_tenth([np.nan]))
 
 
-def test_a_record_needs_two_complete_runs_and_follows_the_ledger(ledger: Ledger) -> None:
-    ledger.write(scored("local", [50, 60]))
+def test_a_record_needs_complete_runs_of_two_methods_and_follows_the_ledger(ledger: Ledger) -> None:
+    for seed in (0, 1):
+        ledger.write(scored("local", [50, 60], seed))
     assert comparison.record(ledger)["experiments"] == []
     path = ledger.write(scored("fedavg", [70, 80]))
     ledger.write(scored("pfedmb", [1, 2]) | {"complete": False})
@@ -69,8 +70,8 @@ def test_papers_tables_come_before_the_others_and_their_budgets_have_their_title
         ("pfedmb-table1", "small"),
         ("pfedmb-table1", "paper"),
     ):
-        for seed in (0, 1):
-            ledger.write(make_run(name, "local", 50, seed, budget=budget))
+        for arm in ("local", "fedavg"):
+            ledger.write(make_run(name, arm, 50, budget=budget))
     entries = comparison.record(ledger)["experiments"]
     assert [entry["name"] for entry in entries] == ["pfedmb-table1", "pfedmb-table1-paper", "when-label-skew"]
     assert "paper budget" in entries[1]["title"] and "budget" not in entries[0]["title"]

@@ -613,7 +613,7 @@ def test_ticks_are_round_and_hold_the_values() -> None:
 
 
 def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="at least two complete runs"):
+    with pytest.raises(InputError, match="at least two methods"):
         explorers.comparison(comparison.record(Ledger(tmp_path)))
 
 

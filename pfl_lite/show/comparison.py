@@ -55,7 +55,7 @@ def worst_tenth(accuracies: ArrayLike) -> float:
 
 
 def record(ledger: Ledger | None = None) -> dict[str, Any]:
-    """Every experiment with at least two complete runs, those of the papers' tables first, as JSON that a page can carry.
+    """Every experiment with complete runs of two methods or more, those of the papers' tables first, as JSON for a page.
 
     An experiment has `name`, `title`, `metrics` (of METRICS, those that some run kept) and `methods`: each a `key`, the
     `method`, a `label` and `runs`. A run has its `seed` and, for every metric, the rounds [R] that kept it, mean and worst
@@ -71,9 +71,9 @@ def record(ledger: Ledger | None = None) -> dict[str, Any]:
 
 
 def _entry(experiment: Experiment, ledger: Ledger) -> dict[str, Any] | None:
-    """One experiment of the record; None with fewer than two complete runs."""
+    """One experiment of the record; None where fewer than two methods have a complete run."""
     found = runs_of(experiment, ledger)
-    if sum(map(len, found.values())) < 2:
+    if sum(map(bool, found.values())) < 2:
         return None
     sizes: dict[int, int] = {}
     methods = []

@@ -248,7 +248,7 @@ def comparison(record: Mapping[str, Any]) -> str:
         InputError: the record holds no experiment.
     """
     if not record["experiments"]:
-        raise InputError("a comparison needs an experiment with at least two complete runs")
+        raise InputError("a comparison needs an experiment of which at least two methods have a complete run")
     entries = []
     for entry in record["experiments"]:
         means = comparing.curves(entry, "scored").groupby("arm")["value"].last()
