@@ -320,7 +320,8 @@ def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
     )
     ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
     paper = table(NAME, ledger, "paper")  # another folder: nothing of the small budget is in it
-    assert "paper budget (100 rounds" in paper.attrs["title"] and paper["Seeds"].tolist() == [1, 0, 0, 0]
+    assert "paper budget (until" in paper.attrs["title"] and "100 rounds at most" in paper.attrs["title"]
+    assert paper["Seeds"].tolist() == [1, 0, 0, 0]
     assert paper.loc[0, "Ours (%)"] == pytest.approx(70) and paper.loc[0, "Rounds"] == "100"
     assert table(NAME, ledger).loc[0, "Seeds"] == 3 and table(NAME, ledger).loc[0, "Rounds"] == "20, 30"
     assert "20 rounds of 30" in table(NAME, ledger).loc[1, "Reason"]
