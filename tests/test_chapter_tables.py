@@ -29,9 +29,9 @@ NAME, OTHER = "pflmoe-fmnist-lenet-0.9", "pfedmb-table1"
 
 @pytest.fixture()
 def ledger(tmp_path: Path) -> Ledger:
-    """A copy of two experiments of the stored ledger."""
-    for name in (NAME, OTHER):
-        shutil.copytree(STORED / name, tmp_path / name)
+    """A copy of two experiments of the stored ledger: seed 0 of the first, however many it has by now, and all of the second."""
+    shutil.copytree(STORED / NAME, tmp_path / NAME, ignore=shutil.ignore_patterns("*-seed[1-9].json"))
+    shutil.copytree(STORED / OTHER, tmp_path / OTHER)
     return Ledger(tmp_path)
 
 

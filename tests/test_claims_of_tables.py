@@ -14,8 +14,8 @@ from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
 from pfl_lite.papers.pfedmb import SCAN, fewer_on_cifar100
 from pfl_lite.papers.pflmoe import ALL
-from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per_client
-from pfl_lite.papers.statistics import ONE_SEED, ranks, widening
+from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per_client, promise
+from pfl_lite.papers.statistics import ONE_SEED, Estimate, ranks, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
 from pfl_lite.results.verdicts import ClaimResult, claims, remarks
@@ -366,6 +366,30 @@ def test_the_weakest_link_is_the_one_that_needs_most_evidence(verdict: Callable[
     assert "weakest: FedProx - pFedMB" in result.note and result.value == pytest.approx(
         -1.6 + 1.35 * np.sin(np.arange(CLIENTS)).mean()
     )
+
+
+def test_the_weakest_link_has_the_largest_p_value_though_it_be_more_errors_from_its_bound(
+    tmp_path: Any,
+) -> None:
+    """FedAvg's two seeds put it 8.7 errors above its bound (p = 0.036), FedProx's three 5.8 (p = 0.014)."""
+    ledger, setting = Ledger(tmp_path), "pfedmb-table2-random2-15"
+    two, three = np.array([-1.0, 1.0]) / 8.7, np.array([-1.0, 0.0, 1.0]) * np.sqrt(3) / 5.8
+    for arm, shifts in (("pfedmb", np.zeros(3)), ("fedavg", two), ("fedprox", three)):
+        for seed, shift in enumerate(shifts):
+            ledger.write(make_run(setting, arm, 80 - 0.1 * (arm != "pfedmb") + shift, seed))
+    (result,) = [one for one in claims("pfedmb-table2", ledger) if one.id == "B8"]
+    assert "weakest: FedAvg - pFedMB" in result.note and "1 of 4 hold, 0 fail" in result.note
+    assert result.value == pytest.approx(-0.1) and result.threshold == -1.1 and result.verdict == "undecided"
+
+
+def test_a_part_that_tells_nothing_lies_between_those_that_lean() -> None:
+    """One without a spread, of one number or exactly on its bound, behind a refuted part and before one that leans to held."""
+    refuted, leaning = Estimate(-5, 1, 9), Estimate(1, 2, 2)
+    unknown, on_its_bound = Estimate(3, np.inf, 1), Estimate(0, 0, 2)
+    for part in (unknown, on_its_bound):
+        assert promise(refuted, 0) < promise(part, 0) < promise(leaning, 0)
+    assert promise(Estimate(1, 0, 2), 2.0) < promise(refuted, 0)  # surely below
+    assert promise(leaning, 0) < promise(Estimate(3, 0, 2), 2.0)  # surely above
 
 
 @pytest.mark.parametrize(("share", "majority"), [(2, 0.0), (19, 0.2)])

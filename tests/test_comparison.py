@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,19 @@ def get_entry(record: dict[str, Any], experiment: str) -> dict[str, Any]:
     return next(entry for entry in record["experiments"] if entry["name"] == experiment)
 
 
-def test_accuracies_survive_the_encoding() -> None:
-    values = np.array([0, 1, 0.12345, 0.99996, np.nan, 0.5])
+@pytest.mark.parametrize("clients", range(8))
+def test_accuracies_survive_the_encoding(clients: int) -> None:
+    values = np.array([0, 1, 0.12345, 0.99996, np.nan, 0.5, 1])[:clients]
     text = encode(values)
-    assert len(text) == 3 * 6 and json.dumps(text) == f'"{text}"'
-    assert decode(text) == pytest.approx([0, 100, 12.34, 100, np.nan, 50], abs=0.0051, nan_ok=True)
-    assert decode("").shape == (0,)
+    assert len(text) == 2 * clients + math.ceil(clients / 3) and json.dumps(text) == f'"{text}"'
+    near = pytest.approx([0, 100, 12.34, 100, np.nan, 50, 100][:clients], abs=0.0051, nan_ok=True)
+    assert decode(text) == near and decode(text).shape == (clients,)
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 1.01, 55.0, np.inf])
+def test_what_is_no_accuracy_is_not_encoded(wrong: float) -> None:
+    with pytest.raises(InputError, match="outside 0 to 1"):
+        encode([0.5, wrong])
 
 
 def test_the_worst_tenth_by_hand() -> None:

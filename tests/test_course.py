@@ -444,3 +444,20 @@ def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(writer: Any) -
         assert len(hints) == len({*hints}) == 2 and all(hint.endswith((".", "?")) for hint in hints), label
     plans = (ROOT / "book/_instructor/plans.txt").read_text(encoding="utf-8")
     assert plans == importlib.import_module("chapter_slides").teaching(writer), "make reference"
+
+
+def test_a_chapter_s_time_has_room_for_its_exercises(writer: Any) -> None:
+    """The table of chapters gives hours to lecturers; reading takes the quarter of an hour or more that exercises leave."""
+    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
+    exercises = {
+        unit.name: sum(described[one.label][0] for one in chapter_text.exercises(unit))
+        for unit in writer.chapters
+        if unit.name in DECKS
+    }
+    text = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
+    stated = dict(re.findall(r"^\| \[.*?\]\(([\w-]+)\) \|.*\| (\d?[¼½¾]? h|\d+ min) \|$", text, re.MULTILINE))
+    parts = {"¼": 15, "½": 30, "¾": 45, "": 0}
+    for name, minutes in exercises.items():
+        hours, quarters, unit = re.fullmatch(r"(\d*)([¼½¾]?) (h|min)", stated[name]).groups()
+        given = int(hours) if unit == "min" else 60 * int(hours or 0) + parts[quarters]
+        assert given >= minutes + 15, name

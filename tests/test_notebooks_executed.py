@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
@@ -103,3 +106,30 @@ def test_equal_results_are_equal_text(chapter: Path) -> None:
     tables = {int(one, 16) for one in re.findall(r"\bT_([0-9a-f]{5})", outputs)}
     assert tables == set(range(1, len(tables) + 1)), "`make chapters` numbers them"
     assert {*re.findall(r"\bat 0x([0-9a-f]+)", outputs)} <= {"0"}, "`make chapters` blanks them"
+
+
+@pytest.mark.slow
+def test_a_result_that_cannot_be_shown_is_reported(tmp_path: Path) -> None:
+    """Such a cell stores an error, but its kernel goes on."""
+    source = "class Shy:\n    def _repr_html_(self):\n        raise ValueError('not like this')\n\nShy()"
+    cell = {
+        "cell_type": "code",
+        "id": "one",
+        "metadata": {},
+        "execution_count": None,
+        "outputs": [],
+        "source": source,
+    }
+    page = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book/page.ipynb").write_text(json.dumps(page), encoding="utf-8")
+    (tmp_path / "tools").mkdir()  # beside which it writes its seconds
+    (tmp_path / "_build").mkdir()
+    tool = Path(shutil.copy(BOOK.parent / "tools/execute_book.py", tmp_path / "tools"))
+    ran = subprocess.run(
+        [sys.executable, tool, tmp_path / "book"], capture_output=True, text=True, check=False
+    )
+    assert (
+        ran.returncode == 1
+        and "cell 1: its result could not be shown: ValueError: not like this" in ran.stdout
+    )

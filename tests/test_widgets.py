@@ -496,7 +496,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     for seed, clients in enumerate((12, 7, 15)):
         nobody = rng.random(clients) < 0.2
         for arm in ("local", "fedavg", "pfedmb"):
-            scores = rng.integers(0, 40, (3, clients)) / 41  # 0, 2 and 5 rounds
+            scores = rng.integers(0, 40, (3, clients)) / 41  # 0, 2 and 5 rounds, or 0, 3 and 5
             lists = [
                 [None if gone else one for one, gone in zip(own, nobody, strict=True)]
                 for own in scores.tolist()
@@ -504,7 +504,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
             kept = [{"personal": own} | ({"tuned": own[::-1]} if arm == "pfedmb" else {}) for own in lists]
             run = make_run(ODD, arm, 50, seed, clients)
             run["rounds"] = [
-                {"round": t, **IDLE, "per_client": each} for t, each in zip((0, 2, 5), kept, strict=True)
+                {"round": t, **IDLE, "per_client": each}
+                for t, each in zip((0, 3 if arm == "fedavg" else 2, 5), kept, strict=True)
             ]
             last = kept[-1]
             run["final"] |= {"test_accuracy": last.get("tuned", last["personal"])}
@@ -561,6 +562,8 @@ def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
                 if one["method"]["key"] == "pfedmb"
             ]
             assert line["at"] == [0, 2, 5] and line["seeds"] == 3
+            lines = shown(record, metric="personal")["lines"]
+            assert [one["at"] for one in lines if one["method"]["key"] == "fedavg"] == [[0, 3, 5]]
             found = np.array([line["value"], line["low"], line["high"]]).T
             assert np.allclose(found, wanted, atol=0.00501)
 

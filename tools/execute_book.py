@@ -78,6 +78,11 @@ def execute(chapter: Path, timeout: int) -> Outcome:
             name, value = error.ename, error.evalue
         reason = " ".join(f"{name}: {value}".split())[:300]
         return Outcome(chapter, time.perf_counter() - started, spent() - before, f"cell {at + 1}: {reason}")
+    for at, cell in enumerate(notebook.cells):  # what a result could not be shown as stops no kernel
+        lost = [out for out in cell.get("outputs", ()) if out["output_type"] == "error"]
+        if lost and "raises-exception" not in cell.metadata.get("tags", ()):
+            reason = f"cell {at + 1}: its result could not be shown: {lost[0]['ename']}: {lost[0]['evalue']}"
+            return Outcome(chapter, time.perf_counter() - started, spent() - before, reason)
     # Kernels describe the Python that happened to run; the chapter itself only needs a Python 3.
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py"}

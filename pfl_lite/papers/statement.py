@@ -278,6 +278,15 @@ def ahead(
     return [difference((experiment, better), (experiment, arm), above, measure) for arm in worse]
 
 
+def promise(part: Estimate, above: float) -> tuple[float, float]:
+    """Sorts parts of a claim from the least likely to lie above its bound: by p-value, then by standard errors.
+
+    A part that tells nothing, of one number or exactly on its bound, is as likely to lie above as below.
+    """
+    tells = np.isfinite(part.se) and (part.se > 0 or part.value != above)
+    return -part.p_above(above) if tells else -0.5, (part.value - above) / max(part.se, 1e-9)
+
+
 def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: str = "") -> None:
     """Register a claim that holds if every link does: its interval lies above the link's number.
 
@@ -302,11 +311,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             )
         found = [link.value(runs) for link in known]
         bounds = [link.above for link in known]
-        # the part that lies furthest on the wrong side, or least on the right one, in its own standard errors
-        link, one = min(
-            zip(known, found, strict=True),
-            key=lambda both: (both[1].value - both[0].above) / max(both[1].se, 1e-9),
-        )
+        link, one = min(zip(known, found, strict=True), key=lambda both: promise(both[1], both[0].above))
         held = sum(part.p_above(bound) < ONE_SIDED for part, bound in zip(found, bounds, strict=True))
         unseen = [1.0] * (len(links) - len(known))  # the family is what was planned, not what has run
         against = holm([part.p_below(bound) for part, bound in zip(found, bounds, strict=True)] + unseen)

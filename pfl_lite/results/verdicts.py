@@ -87,9 +87,25 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
         said.append(f"with a run that diverged, of {labels(experiment, lost)}")
+    if unlike := [arm for arm, some in runs.items() if settings_differ(some)]:
+        said.append(f"settings differ between the seeds of {labels(experiment, unlike)}")
     if short and len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said
+
+
+def settings_differ(runs: Sequence[Run]) -> bool:
+    """Whether the seeds of a row were trained in different ways, as where one of them diverged and took the next candidate.
+
+    The method's own settings and the optimizer's are compared, each among the runs that wrote it down; what an experiment
+    fixes for all its rows (sizes of mini-batches, local epochs) and the tuning at the end are not.
+    """
+    rates = ("lr", "momentum", "weight_decay")
+    kept = [
+        {key: one for key, one in run["config"].items() if key in rates} | run["config"]["method"]
+        for run in runs
+    ]
+    return any(len({one[key] for one in kept if key in one}) > 1 for key in set().union(*kept))
 
 
 def lengths(used: dict[str, Runs]) -> str:

@@ -1,12 +1,14 @@
 """Methods side by side: every experiment's complete runs as one small record, and what is computed from it.
 
 The record is what the page *Compare the methods* carries, so it is compact: an accuracy is a whole number of ten-thousandths
-(a hundredth of a point), written as three digits to the base 36.
+(a hundredth of a point), and three of them are written as one number of seven digits to the base 64.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ from pfl_lite.papers import DEFAULT_BUDGET, Experiment, every_budget
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import runs_of
 
-SCALE, BASE, DIGITS, MISSING = 10_000, 36, 3, "zzz"
+SCALE = 10_000
+MISSING, LEVELS = SCALE + 1, SCALE + 2  # what stands for NaN, and how many values there are with it
+DIGITS = string.digits + string.ascii_letters + "-_"
+BASE, GROUP = len(DIGITS), 3  # a group of n values fits into 2 n + 1 digits: LEVELS ** 3 < 64 ** 7
 METRICS: dict[str, str] = {
     "scored": "own test images, after fine-tuning where a method tunes",
     "personal": "own test images, before any fine-tuning",
@@ -34,17 +39,29 @@ SUMMARIES: dict[str, str] = {
 
 
 def encode(accuracies: ArrayLike) -> str:
-    """Accuracies (0 to 1, NaN where a client has no test image) in three characters each."""
+    """Accuracies (0 to 1, NaN where a client has no test image) in groups of three, seven characters each.
+
+    Raises:
+        InputError: an accuracy is outside 0 to 1.
+    """
     scaled = np.rint(SCALE * np.asarray(accuracies, dtype=float)).ravel()
-    return "".join(
-        MISSING if np.isnan(one) else np.base_repr(int(one), BASE).lower().zfill(DIGITS) for one in scaled
-    )
+    if ((scaled < 0) | (scaled > SCALE)).any():
+        raise InputError("an accuracy is outside 0 to 1")
+    numbers = [MISSING if np.isnan(one) else int(one) for one in scaled]
+    text = ""
+    for group in (numbers[at : at + GROUP] for at in range(0, len(numbers), GROUP)):
+        whole = reduce(lambda so_far, one: so_far * LEVELS + one, group)
+        text += "".join(DIGITS[whole // BASE**place % BASE] for place in range(2 * len(group), -1, -1))
+    return text
 
 
 def decode(text: str) -> np.ndarray:
     """What `encode` wrote, in percent: whole numbers of hundredths of a point, or NaN."""
-    each = [text[at : at + DIGITS] for at in range(0, len(text), DIGITS)]
-    return np.array([np.nan if one == MISSING else int(one, BASE) / 100 for one in each])
+    numbers: list[int] = []
+    for part in (text[at : at + 2 * GROUP + 1] for at in range(0, len(text), 2 * GROUP + 1)):
+        whole = reduce(lambda so_far, one: so_far * BASE + DIGITS.index(one), part, 0)
+        numbers += [whole // LEVELS**place % LEVELS for place in range(len(part) // 2 - 1, -1, -1)]
+    return np.array([np.nan if one == MISSING else one / 100 for one in numbers])
 
 
 def worst_tenth(accuracies: ArrayLike) -> float:
@@ -57,10 +74,10 @@ def worst_tenth(accuracies: ArrayLike) -> float:
 def record(ledger: Ledger | None = None) -> dict[str, Any]:
     """Every experiment with complete runs of two methods or more, those of the papers' tables first, as JSON for a page.
 
-    An experiment has `name`, `title`, `metrics` (of METRICS, those that some run kept) and `methods`: each a `key`, the
-    `method`, a `label` and `runs`. A run has its `seed` and, for every metric, the rounds [R] that kept it, mean and worst
-    tenth of the clients at these rounds, and the clients' accuracies [N] after the last one; or the name of the metric with
-    the same numbers.
+    An experiment has `name`, `title`, `metrics` (of METRICS, those that some run kept), `rounds` (each list [R] of rounds at
+    which runs kept one) and `methods`: each a `key`, the `method`, a `label` and `runs`. A run has its `seed` and, for every
+    metric, the number of its list of rounds, mean and worst tenth of the clients at these rounds, and the clients' accuracies
+    [N] after the last one; or the name of the metric with the same numbers.
 
     Raises:
         InputError: runs of one experiment and seed have different numbers of clients.
@@ -76,7 +93,7 @@ def _entry(experiment: Experiment, ledger: Ledger) -> dict[str, Any] | None:
     if sum(map(bool, found.values())) < 2:
         return None
     sizes: dict[int, int] = {}
-    methods = []
+    methods: list[dict[str, Any]] = []
     for arm in experiment.arms:
         runs = []
         for run in found[arm.key]:
@@ -90,11 +107,17 @@ def _entry(experiment: Experiment, ledger: Ledger) -> dict[str, Any] | None:
         if runs:
             methods.append({"key": arm.key, "method": arm.method, "label": arm.label, "runs": runs})
     kept = {metric for method in methods for run in method["runs"] for metric in run}
-    title = experiment.title if experiment.budget == DEFAULT_BUDGET else experiment.heading
+    rounds: list[list[int]] = []
+    for scores in (one for method in methods for run in method["runs"] for one in run.values()):
+        if isinstance(scores, list):
+            rounds += [scores[0]] if scores[0] not in rounds else []
+            scores[0] = rounds.index(scores[0])
+    longer = "" if experiment.budget == DEFAULT_BUDGET else f"; {experiment.budget} budget"
     return {
         "name": experiment.name,
-        "title": title,
+        "title": experiment.title + longer,
         "metrics": [metric for metric in METRICS if metric in kept],
+        "rounds": rounds,
         "methods": methods,
     }
 
@@ -140,7 +163,8 @@ def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) 
     for key in keys:
         for run in known[key]:
             if (scores := run.get(metric)) is not None:
-                found.setdefault(key, {})[run["seed"]] = run[scores] if isinstance(scores, str) else scores
+                at, *others = run[scores] if isinstance(scores, str) else scores
+                found.setdefault(key, {})[run["seed"]] = entry["rounds"][at], *others
     return found
 
 

@@ -3,8 +3,18 @@
   "use strict";
   const { sum, mean } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
-  // Three digits to the base 36 are a number of hundredths of a point; zzz stands for a client without test images.
-  const decode = (text) => (text.match(/.{3}/g) || []).map((one) => (one === "zzz" ? NaN : parseInt(one, 36) / 100));
+  // Seven digits to the base 64 are three numbers of hundredths of a point (three digits are one, five are two).
+  const DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
+  const LEVELS = 10002; // 0 to 10000, and 10001 for a client without test images
+  const decode = (text) =>
+    (text.match(/.{1,7}/g) || []).flatMap((part) => {
+      let whole = 0;
+      for (const one of part) whole = whole * 64 + DIGITS.indexOf(one);
+      const found = [];
+      for (let left = (part.length - 1) / 2; left > 0; left--, whole = Math.floor(whole / LEVELS))
+        found.unshift(whole % LEVELS);
+      return found.map((one) => (one === LEVELS - 1 ? NaN : one / 100));
+    });
 
   // The mean of the lowest tenth, of ceil(n / 10) numbers.
   function worstTenth(values) {
@@ -17,7 +27,7 @@
     const scored = (run) => {
       const scores = typeof run[metric] === "string" ? run[run[metric]] : run[metric];
       if (!scores) return [];
-      const [at, means, worst, clients] = [scores[0], ...scores.slice(1).map(decode)];
+      const [at, means, worst, clients] = [entry.rounds[scores[0]], ...scores.slice(1).map(decode)];
       return [{ seed: run.seed, at, mean: means, worst_tenth: worst, clients }];
     };
     const chosen = entry.methods.filter(({ key }) => methods.includes(key));
