@@ -7,13 +7,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of Linux")
 LONG = ["--model", "linear", "--clients", "3", "--rounds", "100000", "--checkpoint", "run.pt"]
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Commands hear every signal, even where a shell has started the tests in the background and has them ignored."""
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGHUP, signal.SIGTERM)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for one, handler in before.items():
+        signal.signal(one, handler)
 
 
 def ended(
