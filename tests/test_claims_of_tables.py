@@ -390,6 +390,7 @@ def test_a_part_that_tells_nothing_lies_between_those_that_lean() -> None:
         assert promise(refuted, 0) < promise(part, 0) < promise(leaning, 0)
     assert promise(Estimate(1, 0, 2), 2.0) < promise(refuted, 0)  # surely below
     assert promise(leaning, 0) < promise(Estimate(3, 0, 2), 2.0)  # surely above
+    assert promise(Estimate(-50, 1, 99), 0) < promise(Estimate(-40, 1, 99), 0)  # both p-values round to 1
 
 
 @pytest.mark.parametrize(("share", "majority"), [(2, 0.0), (19, 0.2)])

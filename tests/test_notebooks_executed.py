@@ -111,25 +111,21 @@ def test_equal_results_are_equal_text(chapter: Path) -> None:
 @pytest.mark.slow
 def test_a_result_that_cannot_be_shown_is_reported(tmp_path: Path) -> None:
     """Such a cell stores an error, but its kernel goes on."""
-    source = "class Shy:\n    def _repr_html_(self):\n        raise ValueError('not like this')\n\nShy()"
-    cell = {
-        "cell_type": "code",
-        "id": "one",
-        "metadata": {},
-        "execution_count": None,
-        "outputs": [],
-        "source": source,
-    }
-    page = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    source = "class Shy:\n    def _repr_html_(self):\n        raise ValueError('not like\\nthis')\n\nShy()"
+    cell = {"cell_type": "code", "execution_count": None, "outputs": [], "source": source}
+    shown = [
+        cell | {"id": id, "metadata": {"tags": tags}}
+        for id, tags in (("meant", ["raises-exception"]), ("not", []))
+    ]
+    page = {"cells": shown, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     (tmp_path / "book").mkdir()
     (tmp_path / "book/page.ipynb").write_text(json.dumps(page), encoding="utf-8")
     (tmp_path / "tools").mkdir()  # beside which it writes its seconds
-    (tmp_path / "_build").mkdir()
     tool = Path(shutil.copy(BOOK.parent / "tools/execute_book.py", tmp_path / "tools"))
     ran = subprocess.run(
         [sys.executable, tool, tmp_path / "book"], capture_output=True, text=True, check=False
     )
     assert (
         ran.returncode == 1
-        and "cell 1: its result could not be shown: ValueError: not like this" in ran.stdout
+        and "cell 2: its result could not be shown: ValueError: not like this" in ran.stdout
     )

@@ -548,6 +548,8 @@ def tidy(ledger: Ledger) -> pd.DataFrame:
 def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
     record = recorded(explorers.comparison(comparison.record(runs)))
     frame = runs.frame(ODD)
+    lines = shown(record, metric="personal")["lines"]
+    assert [one["at"] for one in lines if one["method"]["key"] == "fedavg"] == [[0, 3, 5]]
     for metric, quantity in (("personal", "personal"), ("scored", "tuned")):
         own = frame[(frame["quantity"] == quantity) & (frame["arm"] == "pfedmb")]
         per_seed = own.groupby(["round", "seed"])["value"]
@@ -562,8 +564,6 @@ def test_curves_of_the_page_are_pandas(runs: Ledger) -> None:
                 if one["method"]["key"] == "pfedmb"
             ]
             assert line["at"] == [0, 2, 5] and line["seeds"] == 3
-            lines = shown(record, metric="personal")["lines"]
-            assert [one["at"] for one in lines if one["method"]["key"] == "fedavg"] == [[0, 3, 5]]
             found = np.array([line["value"], line["low"], line["high"]]).T
             assert np.allclose(found, wanted, atol=0.00501)
 

@@ -57,6 +57,10 @@ def execute(chapter: Path, timeout: int) -> Outcome:
     notebook = nbformat.read(chapter, as_version=4)
     at = 0
 
+    def outcome(reason: str = "") -> Outcome:
+        reason = " ".join(reason.split())[:300]
+        return Outcome(chapter, time.perf_counter() - started, spent() - before, reason)
+
     def remember(cell: nbformat.NotebookNode, cell_index: int) -> None:
         nonlocal at
         at = cell_index
@@ -76,13 +80,12 @@ def execute(chapter: Path, timeout: int) -> Outcome:
         name, value = type(error).__name__, str(error)
         if isinstance(error, CellExecutionError):
             name, value = error.ename, error.evalue
-        reason = " ".join(f"{name}: {value}".split())[:300]
-        return Outcome(chapter, time.perf_counter() - started, spent() - before, f"cell {at + 1}: {reason}")
-    for at, cell in enumerate(notebook.cells):  # what a result could not be shown as stops no kernel
+        return outcome(f"cell {at + 1}: {name}: {value}")
+    for number, cell in enumerate(notebook.cells, 1):  # where a `_repr_*_` raises, the kernel goes on
         lost = [out for out in cell.get("outputs", ()) if out["output_type"] == "error"]
         if lost and "raises-exception" not in cell.metadata.get("tags", ()):
-            reason = f"cell {at + 1}: its result could not be shown: {lost[0]['ename']}: {lost[0]['evalue']}"
-            return Outcome(chapter, time.perf_counter() - started, spent() - before, reason)
+            name, value = lost[0]["ename"], lost[0]["evalue"]
+            return outcome(f"cell {number}: its result could not be shown: {name}: {value}")
     # Kernels describe the Python that happened to run; the chapter itself only needs a Python 3.
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py"}
@@ -90,7 +93,7 @@ def execute(chapter: Path, timeout: int) -> Outcome:
     unfinished = chapter.with_suffix(".part")
     nbformat.write(notebook, unfinished)
     os.replace(unfinished, chapter)
-    return Outcome(chapter, time.perf_counter() - started, spent() - before, "")
+    return outcome()
 
 
 def main() -> int:

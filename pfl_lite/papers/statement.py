@@ -281,10 +281,9 @@ def ahead(
 def promise(part: Estimate, above: float) -> tuple[float, float]:
     """Sorts parts of a claim from the least likely to lie above its bound: by p-value, then by standard errors.
 
-    A part that tells nothing, of one number or exactly on its bound, is as likely to lie above as below.
+    The p-values of both sides are 1 where a part tells nothing, as one number does.
     """
-    tells = np.isfinite(part.se) and (part.se > 0 or part.value != above)
-    return -part.p_above(above) if tells else -0.5, (part.value - above) / max(part.se, 1e-9)
+    return part.p_below(above) - part.p_above(above), (part.value - above) / max(part.se, 1e-9)
 
 
 def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: str = "") -> None:

@@ -153,13 +153,14 @@ class RankTest(NamedTuple):
         return "held" if self.p_best < ONE_SIDED else "failed" if self.p_beaten < ONE_SIDED else "undecided"
 
 
-def best_rank(scores: Array, method: int, draws: int = DRAWS) -> RankTest:
+def best_rank(scores: Array, method: int, draws: int = 200_000) -> RankTest:
     """Test whether a method has the best mean rank, from scores [settings, methods].
 
     It is best if it is ahead of every rival: each is tested by exchanging the two methods' ranks in every combination of settings
     (exact sign flips), and `p_best` is the largest of these p-values, so that no correction is needed. It is beaten if the best
     rival is further ahead than chance explains where all methods are equal: then any order in a setting is as likely as any
-    other, and `p_beaten` says how often shuffled ranks put the best of so many rivals so far ahead.
+    other, and `p_beaten` says how often shuffled ranks put the best of so many rivals so far ahead. With 200,000 draws a p-value
+    of 0.025 has an error of 0.0004.
     """
     placed = ranks(scores)  # [settings, methods]
     # [settings, rivals], above 0 where the method is ahead

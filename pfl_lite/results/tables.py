@@ -151,9 +151,7 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
             said.append(f"{least:g} rounds of {planned}")
         if experiment.patience and any(converged_in(run["rounds"]) is None for run in runs):
             said.append(AT_THE_LIMIT.format(planned))
-        configs = [flat(run["config"]) for run in runs]
-        keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
-        if unlike := [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]:
+        if unlike := unlike_settings(runs):
             said.append(f"the seeds differ in {', '.join(unlike)}")
     elif experiment.unavailable:
         said.append(f"data not available here; where it is: `{experiment.command(arm.key)}`")
@@ -166,6 +164,13 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
             f"not counted: seed {', '.join(map(str, found.strays))}, which the protocol does not have"
         )
     return said
+
+
+def unlike_settings(runs: Sequence[Run]) -> list[str]:
+    """In which settings some runs were trained differently, as where one diverged and took the next candidate."""
+    configs = [flat(run["config"]) for run in runs]
+    keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
+    return [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
 
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:

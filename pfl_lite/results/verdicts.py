@@ -26,7 +26,7 @@ from pfl_lite.papers.statement import (
     claims_by_name,
 )
 from pfl_lite.results.ledger import Ledger, Run
-from pfl_lite.results.tables import AT_THE_LIMIT, found_of
+from pfl_lite.results.tables import AT_THE_LIMIT, found_of, unlike_settings
 
 SEEDS = 3  # fewer seeds than this are named in the note
 NAMED = 2  # experiments that are named in a note; more are counted
@@ -57,7 +57,7 @@ def labels(experiment: Experiment, arms: Sequence[str]) -> str:
 
 
 def remarks(experiment: Experiment, runs: Runs) -> list[str]:
-    """What is to be said about runs that are used: too few seeds or rounds, unlike lengths or numbers of clients."""
+    """What is to be said about runs that are used: too few seeds or rounds, divergence, unlike lengths, clients or settings."""
     used, said = [run for some in runs.values() for run in some], []
     if len({len(run["final"]["test_accuracy"]) for run in used}) > 1:
         said.append(UNLIKE)
@@ -87,25 +87,11 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
         said.append(f"with a run that diverged, of {labels(experiment, lost)}")
-    if unlike := [arm for arm, some in runs.items() if settings_differ(some)]:
+    if unlike := [arm for arm, some in runs.items() if unlike_settings(some)]:
         said.append(f"settings differ between the seeds of {labels(experiment, unlike)}")
     if short and len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said
-
-
-def settings_differ(runs: Sequence[Run]) -> bool:
-    """Whether the seeds of a row were trained in different ways, as where one of them diverged and took the next candidate.
-
-    The method's own settings and the optimizer's are compared, each among the runs that wrote it down; what an experiment
-    fixes for all its rows (sizes of mini-batches, local epochs) and the tuning at the end are not.
-    """
-    rates = ("lr", "momentum", "weight_decay")
-    kept = [
-        {key: one for key, one in run["config"].items() if key in rates} | run["config"]["method"]
-        for run in runs
-    ]
-    return any(len({one[key] for one in kept if key in one}) > 1 for key in set().union(*kept))
 
 
 def lengths(used: dict[str, Runs]) -> str:

@@ -23,7 +23,10 @@ from pfl_lite.results.tables import runs_of
 SCALE = 10_000
 MISSING, LEVELS = SCALE + 1, SCALE + 2  # what stands for NaN, and how many values there are with it
 DIGITS = string.digits + string.ascii_letters + "-_"
-BASE, GROUP = len(DIGITS), 3  # a group of n values fits into 2 n + 1 digits: LEVELS ** 3 < 64 ** 7
+BASE = len(DIGITS)
+GROUP = (
+    3  # n values fit into 2 n + 1 digits; JavaScript's exact integers, up to 2 ** 53, hold no more than three
+)
 METRICS: dict[str, str] = {
     "scored": "own test images, after fine-tuning where a method tunes",
     "personal": "own test images, before any fine-tuning",
