@@ -33,7 +33,7 @@ _ROOMS = {
     "models.multi_branch": "MultiBranch collapse",
     "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
-    "papers.statement": "estimate paired",
+    "papers.statement": "estimate",
     "papers.statistics": "agreement settling widening",
     "results.tables": "runs_of",
     "results.verdicts": "claims",

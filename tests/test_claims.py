@@ -1,7 +1,6 @@
 """Every claim on ledgers in which the right verdict is known by hand: held, failed and undecided."""
 
 import itertools
-import math
 import re
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, GROUPS, get_experiment, members
 from pfl_lite.papers.pfedmb import branches_used, by_chance
-from pfl_lite.papers.statement import claims_by_name, paired
-from pfl_lite.papers.statistics import widening
+from pfl_lite.papers.statement import claims_by_name, estimate
+from pfl_lite.papers.statistics import resampled, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.verdicts import claims, frame, remarks
 from pfl_lite.show.text import render_verdicts
@@ -132,17 +131,17 @@ def test_an_empty_ledger_decides_nothing(tmp_path):
 
 
 def test_paired_differences_by_hand():
-    mean, se, interval = paired(np.full((3, 10), 0.5))
-    assert (mean, interval) == (0.5, (0.5, 0.5)) and se == pytest.approx(0, abs=1e-12)
+    assert estimate(np.full((3, 10), 0.5)).interval == (0.5, 0.5)
     difference = np.tile([-1.0, 1.0], (1, 50))  # one seed, 100 clients: s.e. of the mean is 1/10
-    mean, se, (low, high) = paired(difference)
-    assert mean == 0 and se == pytest.approx(0.1 * widening(100), rel=0.03)
-    assert (-low, high) == (pytest.approx(0.196 * widening(100), abs=0.02),) * 2
-    assert paired(difference) == (mean, se, (low, high))  # the draws are fixed
-    seeds = np.repeat(
-        [[-1.0], [1.0]], 10, axis=1
-    )  # all the spread is between seeds: clients cannot average it out
-    assert paired(seeds)[1] == pytest.approx(math.sqrt(0.5), rel=0.03)
+    found = estimate(difference)
+    assert found.value == 0 and found.se == pytest.approx(0.1 * widening(100), rel=0.01)
+    redrawn = resampled(difference)
+    assert redrawn.std() == pytest.approx(found.se, rel=0.03)
+    assert np.array_equal(redrawn, resampled(difference))  # the draws are fixed
+    seeds = np.repeat([[-1.0], [1.0]], 10, axis=1)  # the spread is between seeds: no client averages it out
+    assert estimate(seeds).se == pytest.approx(1) and resampled(seeds).std() == pytest.approx(
+        0.5**0.5, rel=0.03
+    )
 
 
 def test_b1_reports_the_weakest_link(verdict):

@@ -17,7 +17,6 @@ from pfl_lite.papers.statistics import (
     Estimate,
     combined,
     holm,
-    resampled,
     two_way,
     verdict,
     widening,
@@ -26,7 +25,6 @@ from pfl_lite.papers.statistics import (
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
 
 Run = dict[str, Any]  # a result as its file in the ledger holds it
-Paired = tuple[float, float, tuple[float, float]]  # mean, standard error, 95% interval
 # Arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm.
 Runs = dict[str, list[Run]]
 
@@ -139,18 +137,6 @@ def per_client(runs: Sequence[Run], part: str = "final") -> Array:
     if any(not run.get(part) for run in runs):
         raise NotTestable(f"the runs have no '{part}': they were made without fine-tuning")
     return 100 * np.array([run[part]["test_accuracy"] for run in runs], dtype=float)
-
-
-def paired(difference: Array, draws: int = 10_000) -> Paired:
-    """Mean, standard error and 95% bootstrap interval of paired differences [seeds, clients].
-
-    Seeds and clients are drawn anew independently of each other: a client keeps its classes in every seed and
-    the clients of a seed share their training, so all pairs together are less evidence than their number. One seed's interval
-    is wider (`widening`).
-    """
-    means = resampled(difference, draws)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(difference.mean()), float(means.std()), (float(low), float(high))
 
 
 def by_seed(holds: Sequence[bool]) -> str:
