@@ -86,6 +86,8 @@ class TestChapter:
         parts = ("what you will learn", "before you start", "what you learned", "{exercise")
         for part in () if chapter.stem.startswith("lab-") else parts:
             assert part in prose, f"the chapter has no '{part}'"
+        ends = re.findall(r"^## (quiz|exercises|what you learned)\b", prose, re.MULTILINE)
+        assert ends == sorted(ends, key=("quiz", "exercises", "what you learned").index)
 
 
 UNITS = [path for path in CHAPTERS if not path.stem.startswith("lab-")]
