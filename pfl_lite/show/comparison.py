@@ -24,9 +24,8 @@ SCALE = 10_000
 MISSING, LEVELS = SCALE + 1, SCALE + 2  # what stands for NaN, and how many values there are with it
 DIGITS = string.digits + string.ascii_letters + "-_"
 BASE = len(DIGITS)
-GROUP = (
-    3  # n values fit into 2 n + 1 digits; JavaScript's exact integers, up to 2 ** 53, hold no more than three
-)
+# n values fit into 2 n + 1 digits; JavaScript's exact integers, up to 2 ** 53, hold no more than three
+GROUP = 3
 METRICS: dict[str, str] = {
     "scored": "own test images, after fine-tuning where a method tunes",
     "personal": "own test images, before any fine-tuning",
