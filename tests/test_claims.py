@@ -281,6 +281,13 @@ def test_b3_distance(verdict, alpha, expected):
     assert result.value == pytest.approx(0.19 if expected == "held" else 0.21)
 
 
+@pytest.mark.parametrize("alpha", [np.full((10, 5), 0.2), np.tile(np.eye(5)[0], (10, 1))])
+def test_b3_needs_pairs_that_differ(verdict, alpha):
+    """Alphas that never moved, or all on one branch, agree without having found anything."""
+    result = verdict("B3", pfedmb={"final_alpha": alpha})
+    assert result.verdict == "failed" and "different pairs 0.00 apart" in result.note
+
+
 def test_b3_needs_the_same_branch_too(verdict):
     alpha = np.full((10, 5), 0.2)
     alpha[::2, 0] += 0.01  # close, but the strongest branch differs inside every pair
