@@ -47,6 +47,10 @@ class PoliteGroup(TyperGroup):
                 return super().invoke(ctx)
         except InputError as error:
             raise ended(2, str(error)) from error
+        except BrokenPipeError as error:
+            # who read along has seen enough, as `head` has: nothing to say of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from error
         except OSError as error:  # what the system says, after the file that it says it of
             said = (str(part) for part in (error.filename, error.strerror or error) if part)
             raise ended(2, ": ".join(said)) from error
@@ -655,7 +659,8 @@ def ledger_check(ledger: StoredResults = None) -> None:
         typer.echo(f"note   {note}")
     for fault in found.faults:
         typer.echo(f"fault  {fault}")
-    typer.echo(f"{found.files} files, {found.bytes / 1e6:.1f} MB: {len(found.faults) or 'no'} faults")
+    many = "1 fault" if len(found.faults) == 1 else f"{len(found.faults) or 'no'} faults"
+    typer.echo(f"{found.files} files, {found.bytes / 1e6:.1f} MB: {many}")
     if found.faults:
         raise typer.Exit(1)
 

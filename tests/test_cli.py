@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -751,3 +752,13 @@ def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
     ):
         result = call(*common, *given)
         assert result.exit_code == 2 and words in result.stderr, result.output
+
+
+def test_a_reader_that_has_seen_enough_hears_no_complaint() -> None:
+    """`pfl-lite experiments | head -1`: the pipe breaks, which is nobody's mistake."""
+    command = [sys.executable, "-m", "pfl_lite", "experiments"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        assert asked.stdout is not None and asked.stderr is not None
+        asked.stdout.close()
+        said = asked.stderr.read()
+    assert (asked.returncode, said) == (128 + signal.SIGPIPE, b"")
