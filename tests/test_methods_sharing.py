@@ -253,3 +253,10 @@ def test_the_base_is_the_size_weighted_mean(federation: Any) -> None:
         sizes = federation.train_sizes.double()
         mean = {name: torch.tensordot(sizes / sizes.sum(), rows, dims=1) for name, rows in uploads.items()}
         assert same(sim.server, mean)
+
+
+def test_a_cut_that_leaves_nothing_to_share_is_told(federation: Any) -> None:
+    """FedPer keeps the last layer at home, which of a linear model is all of it."""
+    with pytest.warns(UserWarning, match="every layer of linear stays at its client"):
+        sim = train("fedper", federation, model="linear")
+    assert same(sim.personal_models(), train("local", federation, model="linear").personal_models(), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +81,11 @@ class PartlyShared(Method):
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         private = self.kept_home(network)
         shared = {name: tensor for name, tensor in start.items() if name not in private}
+        if not shared:
+            warnings.warn(
+                f"{self.name}: every layer of {network.name} stays at its client, so nothing is shared, as with local",
+                stacklevel=2,
+            )
         return shared, stack({name: start[name] for name in start if name in private}, clients)
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
