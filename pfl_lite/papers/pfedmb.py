@@ -674,7 +674,9 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
     farther = two_way(np.array(excess)[:, None])
     parts = {verdict([farther], [0.0], planned=2), by_seed(shared)}
     decided = "failed" if "failed" in parts else "undecided" if "undecided" in parts else "held"
-    note = f"pairs share a branch under eq. 6 in {sum(shared)} of {len(shared)} seeds"
+    number, branches = pairs.shape[0], pairs.shape[-1]
+    by_luck = 1 - by_chance([number], number, branches)[0]
+    note = f"pairs share a branch under eq. 6 in {sum(shared)} of {len(shared)} seeds, and with random branches in {by_luck:.0%}"
     statistic = "distance between the pairs' alphas, eq. 5 minus eq. 6, mean over rounds"
     return outcome(statistic, farther, note, decided)
 
