@@ -1,15 +1,27 @@
-"""What explorers show, computed by NumPy and the package, to hold the pages' JavaScript against."""
+"""What explorers carry, and what they show, computed by NumPy and the package, to hold the pages' JavaScript against."""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from bs4 import BeautifulSoup
 from scipy.special import softmax
 
 from pfl_lite.models.modular import in_use, safety_path
+
+
+def carried(page: str, inside: str = "") -> Any:
+    """The record in the script of a page, or of what `inside` selects there; a large one is deflated."""
+    script: Any = BeautifulSoup(page, "html.parser").select_one(f'{inside} script[type="application/json"]')
+    return json.loads(
+        zlib.decompress(base64.b64decode(script.text)) if "data-packed" in script.attrs else script.text
+    )
 
 
 def routes(record: Mapping[str, Any], at: int) -> tuple[np.ndarray, list[str]]:

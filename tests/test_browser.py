@@ -25,6 +25,7 @@ from pfl_lite.data.images import load
 from pfl_lite.data.partition import class_counts, heterogeneity, partition
 from pfl_lite.show import explorers
 from tests import explored
+from tests.explored import carried
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -329,8 +330,7 @@ def told(widget: WebElement) -> list[str]:
 
 def record(site: Path, name: str, kind: str) -> Any:
     """What an explorer's page carries inside."""
-    soup = BeautifulSoup((site / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
-    return json.loads(soup.select_one(f'[data-kind="{kind}"] script').text)  # type: ignore[union-attr]
+    return carried((site / f"{name}.html").read_text(encoding="utf-8"), f'[data-kind="{kind}"]')
 
 
 @pytest.mark.parametrize(("kind", "clients"), [("dirichlet", 7), ("classes", 20)])

@@ -25,7 +25,7 @@ from pfl_lite.models.modular import in_use
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison, explorers
 from pfl_lite.show.plots import EXPERT_COLOURS, METHOD_COLOURS
-from tests.explored import mixed, routes
+from tests.explored import carried, mixed, routes
 from tests.test_claims_of_tables import IDLE, make_run
 
 SCRIPT = Path(pfl_lite.__file__).parent / "static" / "partition_explorer.js"
@@ -654,4 +654,4 @@ def recorded(page: str) -> Any:
     """What an explorer's page carries inside, after the checks that every page must pass."""
     assert page.count("<script") == page.count("</script>") == 2
     assert not re.search(r"(src|href)=|https?:", page), "nothing from elsewhere"
-    return json.loads(re.search(r'<script type="application/json">(.*?)</script>', page).group(1))  # type: ignore[union-attr]
+    return carried(page)

@@ -1,14 +1,11 @@
 """Methods side by side: every experiment's complete runs as one small record, and what is computed from it.
 
-The record is what the page *Compare the methods* carries, so it is compact: an accuracy is a whole number of ten-thousandths
-(a hundredth of a point), and three of them are written as one number of seven digits to the base 64.
+The record is what the page *Compare the methods* carries: an accuracy is a whole number of hundredths of a point.
 """
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,11 +18,6 @@ from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import runs_of
 
 SCALE = 10_000
-MISSING, LEVELS = SCALE + 1, SCALE + 2  # what stands for NaN, and how many values there are with it
-DIGITS = string.digits + string.ascii_letters + "-_"
-BASE = len(DIGITS)
-# n values fit into 2 n + 1 digits; JavaScript's exact integers, up to 2 ** 53, hold no more than three
-GROUP = 3
 METRICS: dict[str, str] = {
     "scored": "own test images, after fine-tuning where a method tunes",
     "personal": "own test images, before any fine-tuning",
@@ -40,8 +32,8 @@ SUMMARIES: dict[str, str] = {
 }
 
 
-def encode(accuracies: ArrayLike) -> str:
-    """Accuracies (0 to 1, NaN where a client has no test image) in groups of three, seven characters each.
+def encode(accuracies: ArrayLike) -> list[int | None]:
+    """Accuracies (0 to 1) in hundredths of a point, None for NaN, where a client has no test image.
 
     Raises:
         InputError: an accuracy is outside 0 to 1.
@@ -49,21 +41,12 @@ def encode(accuracies: ArrayLike) -> str:
     scaled = np.rint(SCALE * np.asarray(accuracies, dtype=float)).ravel()
     if ((scaled < 0) | (scaled > SCALE)).any():
         raise InputError("an accuracy is outside 0 to 1")
-    numbers = [MISSING if np.isnan(one) else int(one) for one in scaled]
-    text = ""
-    for group in (numbers[at : at + GROUP] for at in range(0, len(numbers), GROUP)):
-        whole = reduce(lambda so_far, one: so_far * LEVELS + one, group)
-        text += "".join(DIGITS[whole // BASE**place % BASE] for place in range(2 * len(group), -1, -1))
-    return text
+    return [None if np.isnan(one) else int(one) for one in scaled]
 
 
-def decode(text: str) -> np.ndarray:
-    """What `encode` wrote, in percent: whole numbers of hundredths of a point, or NaN."""
-    numbers: list[int] = []
-    for part in (text[at : at + 2 * GROUP + 1] for at in range(0, len(text), 2 * GROUP + 1)):
-        whole = reduce(lambda so_far, one: so_far * BASE + DIGITS.index(one), part, 0)
-        numbers += [whole // LEVELS**place % LEVELS for place in range(len(part) // 2 - 1, -1, -1)]
-    return np.array([np.nan if one == MISSING else one / 100 for one in numbers])
+def decode(numbers: Sequence[int | None]) -> np.ndarray:
+    """What `encode` gave, in percent: whole numbers of hundredths of a point, or NaN."""
+    return np.array(numbers, dtype=float) / 100
 
 
 def worst_tenth(accuracies: ArrayLike) -> float:

@@ -7,7 +7,9 @@ returns one piece of HTML.
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,7 @@ _MORE_SCRIPTS = {
     "alpha": ("playing",), "comparison": ("comparison",), "routing": ("playing",), "standings": ("playing",)
 }  # fmt: skip
 _VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
+LARGE = 100_000  # characters of a record, from which on it is deflated
 _LINES = 8  # of so many methods the page draws the curves before a reader chooses
 
 
@@ -42,7 +45,11 @@ def page(kind: str, record: Mapping[str, Any] | Sequence[Any] | None = None) -> 
     """An explorer's element with the record that it shows, and the styles and scripts that it needs, its own last."""
     inside = "The explorer needs JavaScript, and in JupyterLab a notebook that is trusted."
     if record is not None:
-        inside += f'<script type="application/json">{script_json(record)}</script>'
+        text, packed = script_json(record), ""
+        if len(text) > LARGE:
+            text = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+            packed = ' data-packed="deflate"'
+        inside += f'<script type="application/json"{packed}>{text}</script>'
     folder = resources.files("pfl_lite") / "static"
     sheets = ("explorer", *_MORE_STYLES.get(kind, ()))
     scripts = ("explorer", *_MORE_SCRIPTS.get(kind, ()), f"{kind}_explorer")

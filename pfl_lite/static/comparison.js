@@ -3,18 +3,8 @@
   "use strict";
   const { sum, mean } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
-  // Seven digits to the base 64 are three numbers of hundredths of a point (three digits are one, five are two).
-  const DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_";
-  const LEVELS = 10002; // 0 to 10000, and 10001 for a client without test images
-  const decode = (text) =>
-    (text.match(/.{1,7}/g) || []).flatMap((part) => {
-      let whole = 0;
-      for (const one of part) whole = whole * 64 + DIGITS.indexOf(one);
-      const found = [];
-      for (let left = (part.length - 1) / 2; left > 0; left--, whole = Math.floor(whole / LEVELS))
-        found.unshift(whole % LEVELS);
-      return found.map((one) => (one === LEVELS - 1 ? NaN : one / 100));
-    });
+  // Hundredths of a point, null for a client without test images.
+  const decode = (numbers) => numbers.map((one) => (one === null ? NaN : one / 100));
 
   // The mean of the lowest tenth, of ceil(n / 10) numbers.
   function worstTenth(values) {

@@ -26,16 +26,22 @@
   const items = (shown) => shown.map(([name, value, remark]) =>
     `<div><dt>${name}</dt><dd>${value}<small>${remark}</small></dd></div>`).join("");
 
+  // A large record, which comes deflated and in base 64.
+  function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt());
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  }
+
   // Starts every explorer of a kind that is on the page. `build(root, part, record)` writes its controls, native inputs inside
   // their labels, so that keyboard and screen reader know them; `part` finds an element inside by its selector. It returns
   // `draw(width, event)`, which shows what the controls say and returns the sentence for who cannot see it; the first time
   // there is no event.
   function start(kind, build) {
-    function mount(root) {
+    async function mount(root) {
       root.dataset.mounted = "yes";
       const part = (selector) => root.querySelector(selector);
       const kept = part("script");
-      const draw = build(root, part, kept && JSON.parse(kept.textContent));
+      const draw = build(root, part, kept && (kept.dataset.packed ? await unpacked(kept.textContent) : JSON.parse(kept.textContent)));
       function refresh(event) {
         const sentence = draw(Math.max(root.clientWidth - 24, 240), event);
         if (part(".spoken").textContent !== sentence) part(".spoken").textContent = sentence;
