@@ -176,9 +176,8 @@ def program(
 Experiment = Annotated[
     str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
 ]
-BudgetName = Annotated[
-    str, typer.Option(help="small (hours on two CPU cores) or paper (what the paper spent)")
-]
+BUDGETS_TOLD = "small (hours on two CPU cores) or paper (what the paper spent)"
+BudgetName = Annotated[str, typer.Option(help=BUDGETS_TOLD)]
 StoredResults = Annotated[
     Path | None,
     typer.Option(
@@ -617,20 +616,24 @@ def claims(
     experiment: str | None = typer.Argument(
         None, help="an experiment, a group of them, or a claim, e.g. B1 [all]"
     ),
-    budget_name: BudgetName = "small",
+    budget_name: Annotated[str | None, typer.Option(help=BUDGETS_TOLD)] = None,
     ledger: StoredResults = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
 
     Examples: `pfl-lite claims pfedmb-table1`, `pfl-lite claims B1`
 
-    Two numbers in brackets are a 95% interval over clients and seeds.
+    Two numbers in brackets are a 95% interval over clients and seeds. Without --budget-name each claim is told from the runs of
+    the paper's budget where its table has them all (pFedMB's Table II), else from those of the small one.
     """
     from pfl_lite.results import verdicts
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.show.text import render_verdicts
 
-    results = verdicts.claims(experiment, Ledger(ledger), budget_name)
+    runs = Ledger(ledger)
+    results = (
+        verdicts.claims(experiment, runs, budget_name) if budget_name else verdicts.longest(experiment, runs)
+    )
     if not results:
         typer.echo(f"no claim of {experiment} is written down as a test: see `pfl-lite table {experiment}`")
         return

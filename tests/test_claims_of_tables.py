@@ -18,7 +18,7 @@ from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per
 from pfl_lite.papers.statistics import ONE_SEED, Estimate, ranks, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
-from pfl_lite.results.verdicts import ClaimResult, claims, remarks
+from pfl_lite.results.verdicts import ClaimResult, claims, longest, remarks
 
 CLIENTS = 12
 WAVES = 0.02 * np.sin(np.arange(CLIENTS))
@@ -355,6 +355,11 @@ def test_claims_read_the_budget_that_is_asked_for(tmp_path: Any) -> None:
         )
     assert {one.id: one.verdict for one in claims("pfedmb-table2", ledger)}["B7"] == "undecided"
     assert {one.id: one.verdict for one in claims("pfedmb-table2", ledger, "paper")}["B7"] == "held"
+    long = {
+        one.id: one for one in longest(ledger=ledger)
+    }  # table II's from the long runs, all others from the short ones
+    assert long["B7"].verdict == "held" and [*long] == [one.id for one in claims(ledger=ledger)]
+    assert [one.verdict for one in longest("B7", ledger)] == ["held"]
     of_one = [one.id for one in claims("pfedmb-table2-dirichlet-50", ledger)]
     assert "B7" in of_one and "B8" not in of_one
 

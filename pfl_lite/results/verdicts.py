@@ -29,6 +29,7 @@ from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import AT_THE_LIMIT, found_of, unlike_settings
 
 SEEDS = 3  # fewer seeds than this are named in the note
+LONG = ("pfedmb-table2",)  # groups of which every row has run with the paper's budget
 NAMED = 2  # experiments that are named in a note; more are counted
 UNLIKE = "the runs have different numbers of clients"
 
@@ -188,6 +189,12 @@ def claims(
         arms = found_of(get_experiment(name, budget), ledger)
         found[name] = {arm: one.runs for arm, one in arms.items()}
     return [check(one, found, budget) for one in chosen]
+
+
+def longest(experiment: str | None = None, ledger: Ledger | None = None) -> list[ClaimResult]:
+    """`claims`, those of the groups in LONG from the runs with the paper's budget, all others from those with the default one."""
+    long = {one.id: one for group in LONG for one in claims(group, ledger, "paper")}
+    return [long.get(one.id, one) for one in claims(experiment, ledger)]
 
 
 def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
