@@ -53,6 +53,18 @@ def test_the_code_on_methods_runs() -> None:
     assert sum(code_lines(blocks[0])) <= 40, "the page promises forty lines"
 
 
+def test_how_to_compare_over_seeds_runs_and_cannot_tell_the_two_methods_apart() -> None:
+    text = PAGE.with_name("how-to-use.md").read_text(encoding="utf-8")
+    (block,) = [
+        one
+        for one in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        if "estimate" in one
+    ]
+    (line,) = printed_by([block])
+    low, high = map(float, re.findall(r"[-+][\d.]+", line.partition("[")[2]))
+    assert low < 0 < high
+
+
 def test_the_code_on_data_runs_by_itself() -> None:
     lines = printed_by(halves()[1])
     percent = {line.split(":")[0]: float(line.split()[-1][:-1]) for line in lines if line.endswith("%")}
