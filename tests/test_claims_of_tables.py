@@ -96,6 +96,36 @@ def test_a_link_is_paired_over_clients_and_independent_between_experiments_with_
     assert str(Link({(here, "local"): -1.0, (here, "fedavg"): 1.0})) == f"FedAvg - Local in {here}"
 
 
+def test_twins_of_pairs_count_as_one_client() -> None:
+    wavering = np.repeat([3.0, -3.0, 1.0, -1.0, 2.0, -2.0], 2)  # alike for twins
+    runs: Any = {"a": {"x": [], "y": []}}
+    for seed in range(3):
+        runs["a"]["x"].append(make_run("pfedmb-table1", "local", 52 + wavering, seed))
+        runs["a"]["y"].append(make_run("pfedmb-table1", "local", 50, seed))
+    link = Link({("a", "x"): 1.0, ("a", "y"): -1.0})
+    alone = link.value(runs)
+    for run in runs["a"]["x"] + runs["a"]["y"]:
+        run["config"]["partition"] = "pairs"
+    twins = link.value(runs)
+    assert twins.value == pytest.approx(alone.value) == pytest.approx(2)
+    assert twins.se == pytest.approx(np.std(wavering[::2], ddof=1) / np.sqrt(6)) and twins.se > 1.3 * alone.se
+
+
+def test_what_a_seed_does_to_two_settings_cancels_although_one_has_more_seeds() -> None:
+    shift = np.array([0.0, 3.0, -3.0, 2.0, -1.0])  # by seed, in both settings
+    runs = {
+        name: {arm: [make_run("pfedmb-table1", "local", 50 + sign * shift[seed], seed) for seed in seeds]}
+        for name, arm, sign, seeds in (("a", "x", 1, range(3)), ("b", "x", -1, range(5)))
+    }
+    for name, level in (("a", 49), ("b", 48)):
+        runs[name]["y"] = [make_run("pfedmb-table1", "local", level, seed) for seed in range(5)]
+    both = {(name, arm): sign / 2 for name in "ab" for arm, sign in (("x", 1.0), ("y", -1.0))}
+    one = Link(both).value(runs)
+    assert one.value == pytest.approx(1.5) and one.se == pytest.approx(0, abs=1e-9) and one.df == 2
+    runs["b"]["x"] = runs["b"]["x"][2:]  # with one seed in common, each setting counts with all that it has
+    assert Link(both).value(runs).se > 0.5
+
+
 def test_a_mean_over_settings_with_the_same_clients_seldom_errs_and_has_a_short_name() -> None:
     names = ALL[:6]
     mean = Link(

@@ -30,6 +30,7 @@ from pfl_lite.papers.statement import (
     Runs,
     ahead,
     by_seed,
+    by_unit,
     claim,
     count,
     estimate,
@@ -509,9 +510,11 @@ CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")
     "Five pairs: pFedMB (eq. 5) > pFedMB (eq. 6) > FedAvg > Local, all after fine-tuning (Table I)",
 )
 def chain(runs: Runs) -> ClaimResult:
-    """Paired differences over clients and seeds for each link of the chain."""
+    """Paired differences over pairs of clients and seeds for each link of the chain."""
     accuracy = {arm: per_client(runs[arm]) for arm in CHAIN}
-    links = {f"{a} - {b}": estimate(accuracy[a] - accuracy[b]) for a, b in pairwise(CHAIN)}
+    links = {
+        f"{a} - {b}": estimate(by_unit(accuracy[a] - accuracy[b], runs[a][0])) for a, b in pairwise(CHAIN)
+    }
     weakest = min(links.values(), key=lambda link: link.interval[0])
     each = [
         "{} {:+.2f} ± {:.2f} (s.e.) [{:+.2f}, {:+.2f}]".format(name, *link[:2], *link.interval)
@@ -716,9 +719,9 @@ def sends_b_times(runs: Runs) -> ClaimResult:
     "Fine-tuning adds more to FedAvg than to pFedMB (our addition: personalization apart from fine-tuning)",
 )
 def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
-    """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over clients and seeds."""
+    """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over pairs of clients and seeds."""
     gain = {arm: per_client(runs[arm]) - per_client(runs[arm], "final_before_ft") for arm in runs}
-    more = estimate(gain["fedavg"] - gain["pfedmb"])
+    more = estimate(by_unit(gain["fedavg"] - gain["pfedmb"], runs["fedavg"][0]))
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
     return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, note)
 

@@ -153,6 +153,16 @@ def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
     return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
 
 
+def by_unit(difference: Array, run: Run) -> Array:
+    """Differences [seeds, clients] of runs like this one as [seeds, units]: twins of the partition `pairs` count as one.
+
+    They hold the same classes, and methods that find the pairs train them on one model: what a run does to one of them it does to
+    the other.
+    """
+    twins = run["config"].get("partition") == "pairs"
+    return difference.reshape(len(difference), -1, 2).mean(-1) if twins else difference
+
+
 def estimate(difference: Array) -> Estimate:
     """The mean of paired differences [seeds, clients] with its error, which a single seed shows only in part."""
     found, (seeds, clients) = two_way(difference), difference.shape
@@ -226,13 +236,18 @@ class Link:
         """The sum, paired over clients and common seeds, also of experiments with as many clients and the same seeds.
 
         Under one concentration such experiments deal the same class shares, so a client is easy or hard in each of them; where
-        they deal otherwise, pairing by number costs nothing. Experiments that differ in either are independent.
+        they deal otherwise, pairing by number costs nothing. Of several experiments only the seeds that all have count, if these
+        are two or more: what a seed does to one, it may do to the others. Experiments that still differ in clients or seeds
+        are taken for independent.
         A number that all clients of a single seed share, as one model's accuracy on all test images, has no spread to judge
         it by: its standard error is infinite.
         """
         alike: dict[tuple[int, ...], list[Array]] = {}  # (clients, *seeds) -> differences [seeds, clients]
         alone = False
-        for name, seeds in self.seeds(runs).items():
+        by_name = self.seeds(runs)
+        shared = set.intersection(*map(set, by_name.values()))
+        for name, its_own in by_name.items():
+            seeds = sorted(shared) if len(shared) > 1 else its_own
             arrays = []
             for (there, arm), factor in self.terms.items():
                 if there == name:
@@ -240,7 +255,8 @@ class Link:
                     some = [by_seed[seed] for seed in seeds]
                     arrays.append(factor * per_client_measure(some, self.measure))
             alone |= len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
-            alike.setdefault((arrays[0].shape[1], *seeds), []).append(np.sum(arrays, axis=0))
+            difference = by_unit(np.sum(arrays, axis=0), some[0])
+            alike.setdefault((difference.shape[1], *seeds), []).append(difference)
         parts = []
         for sums in alike.values():
             difference = np.sum(sums, axis=0)
