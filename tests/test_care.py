@@ -129,7 +129,7 @@ def test_a_file_that_breaks_its_schema_is_a_fault_and_stays_where_it_is(
     found = check(ledger)
     assert len(found.faults) == 1 and says in found.faults[0] and path.read_text() == text
     result = call("ledger", "check", "--ledger", ledger.folder)
-    assert result.exit_code == 1 and says in result.stdout and "1 fault" in result.stdout
+    assert result.exit_code == 1 and says in result.stdout and result.stdout.endswith(": 1 fault\n")
 
 
 def test_a_run_that_is_kept_twice_is_a_fault_wherever_it_was_computed(ledger: Ledger) -> None:

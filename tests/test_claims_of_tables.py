@@ -385,9 +385,8 @@ def test_claims_read_the_budget_that_is_asked_for(tmp_path: Any) -> None:
         )
     assert {one.id: one.verdict for one in claims("pfedmb-table2", ledger)}["B7"] == "undecided"
     assert {one.id: one.verdict for one in claims("pfedmb-table2", ledger, "paper")}["B7"] == "held"
-    long = {
-        one.id: one for one in longest(ledger=ledger)
-    }  # table II's from the long runs, all others from the short ones
+    # table II's from the long runs, all others from the short ones
+    long = {one.id: one for one in longest(ledger=ledger)}
     assert long["B7"].verdict == "held" and [*long] == [one.id for one in claims(ledger=ledger)]
     assert [one.verdict for one in longest("B7", ledger)] == ["held"]
     of_one = [one.id for one in claims("pfedmb-table2-dirichlet-50", ledger)]

@@ -193,8 +193,10 @@ def claims(
 
 def longest(experiment: str | None = None, ledger: Ledger | None = None) -> list[ClaimResult]:
     """`claims`, those of the groups in LONG from the runs with the paper's budget, all others from those with the default one."""
-    long = {one.id: one for group in LONG for one in claims(group, ledger, "paper")}
-    return [long.get(one.id, one) for one in claims(experiment, ledger)]
+    found = claims(experiment, ledger)
+    groups = {one.experiment for one in found}.intersection(LONG)
+    long = {one.id: one for group in groups for one in claims(group, ledger, "paper")}
+    return [long.get(one.id, one) for one in found]
 
 
 def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
