@@ -219,7 +219,7 @@ def either(numbers: Iterable[int]) -> str:
     return " or ".join(map(str, sorted(set(numbers))))
 
 
-def crossed(rates: tuple[Settings, ...], **choices: tuple[float, ...]) -> tuple[Settings, ...]:
+def crossed(rates: tuple[Settings, ...], **choices: tuple[Any, ...]) -> tuple[Settings, ...]:
     """Every rate with every value of one more setting: `crossed(({"lr": 0.05}, {"lr": 0.1}), mu=(0.01, 0.1))`."""
     ((name, values),) = choices.items()
     return tuple(rate | {name: value} for value in values for rate in rates)
