@@ -71,6 +71,7 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
         ft_every=0,
         ft_epochs=None,
         eval_every=4,
+        seeds=(0, 1, 2, 3, 4),
         search_rounds=10,
         next_candidate=False,  # their chapter shows what a rate on the brink does to a comparison
     )
