@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pfl_lite import methods
+    from pfl_lite.comparing import compare
     from pfl_lite.config import make_config
     from pfl_lite.data.federation import Federation, make_federation
     from pfl_lite.data.images import Card, Images, load
@@ -32,6 +33,7 @@ _HOMES = {
     "Images": "data.images:Images",
     "Ledger": "results.ledger:Ledger",
     "Simulation": "engine.simulation:Simulation",
+    "compare": "comparing:compare",
     "get_experiment": "papers:get_experiment",
     "load": "data.images:load",
     "load_model": "engine.report:load_model",
@@ -46,8 +48,8 @@ _HOMES = {
     "verdicts": "results.verdicts:claims",
 }
 __all__ = [
-    "Card", "ClientIndices", "Federation", "Images", "Ledger", "Simulation", "get_experiment", "load", "load_model",
-    "make_config", "make_federation", "make_network", "methods", "plots", "register", "run", "table", "verdicts",
+    "Card", "ClientIndices", "Federation", "Images", "Ledger", "Simulation", "compare", "get_experiment", "load",
+    "load_model", "make_config", "make_federation", "make_network", "methods", "plots", "register", "run", "table", "verdicts",
 ]  # fmt: skip
 
 

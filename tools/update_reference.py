@@ -61,7 +61,7 @@ ROOMS = [
         "",
         "The roof",
         "What a person touches, and small pieces that every room uses.",
-        ["config", "cli", "chapter"],
+        ["config", "comparing", "cli", "chapter"],
     ),
 ]
 

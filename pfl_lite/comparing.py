@@ -1,0 +1,160 @@
+"""Several methods on several seeds: which one is ahead, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from pfl_lite.config import make_config
+from pfl_lite.data.federation import Federation
+from pfl_lite.engine.processes import over_processes
+from pfl_lite.engine.rounds import described
+from pfl_lite.engine.simulation import Simulation, run
+from pfl_lite.errors import InputError
+from pfl_lite.methods import Method
+from pfl_lite.papers.statement import by_unit, estimate
+
+OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers")
+"""What no row has for itself: a client of one method must be the same client of another."""
+
+
+class Row(NamedTuple):
+    """A row of the table: its name, its method, and the settings that this row alone has."""
+
+    name: str
+    method: str | Method
+    own: dict[str, Any]
+
+
+def compare(
+    methods: Iterable[str | Method] | Mapping[str, Mapping[str, Any]],
+    seeds: int | Iterable[int] = 3,
+    *,
+    federation: Federation | None = None,
+    workers: int = 1,
+    **settings: Any,
+) -> pd.DataFrame:
+    """Run each method with each seed, and compare the others with the first one client by client.
+
+    `compare(["local", "fedavg", "ditto"], seeds=3, data="digits", partition="dirichlet:0.4", epochs=5)`. A line on stderr tells
+    of every run that has ended. Chapter: *Compare the methods*.
+
+    Args:
+        methods: names, or methods with their settings such as `Ditto(lam=0.1)`; or a dict from the name of a row to settings that
+            this row alone has, such as `{"fedavg": {}, "pfl_ft": {"ft_epochs": 4}}`. If that name is no method's, the setting
+            `method` says which it is: `{"weak tie": {"method": "ditto", "lam": 0.01}}`.
+        seeds: how many, counted from 0, or which ones. Each seed deals the images anew and starts from other models.
+        federation: the clients, as for `run`; they are then the same with every seed, and only the training differs.
+        workers: processes that share out the clients of a round.
+        settings: those of all runs, as for `run`.
+
+    Returns:
+        A row per method, in the order in which they are given, so that the first row is what the others are compared with.
+        `accuracy` is in percent: the mean over seeds and clients on the clients' own test images, after fine-tuning where a
+        run has `ft_epochs` (for tables of numbers it is `r2`, times 100). `difference` is the mean of a row minus the first row
+        in points, paired by seed and client, over the clients that have test images with every seed. `low` and `high` are its
+        95% t interval over seeds and clients. All three are NaN in the first row. A single seed shows only a part of its error,
+        so its interval is widened.
+
+    Raises:
+        InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
+            in all rows; raised before any run starts.
+    """
+    rows, numbers = _rows(methods), _seeds(seeds)
+    if "seed" in settings:
+        raise InputError(f"compare takes seeds, not seed: write seeds=[{settings['seed']}]")
+    _check(rows, numbers, federation, workers, settings)
+    first: np.ndarray | None = None
+    table = []
+    for at, row in enumerate(rows):
+        scores = []
+        for seed in numbers:
+            started = time.perf_counter()
+            sim = run(row.method, federation=federation, workers=workers, **(settings | row.own), seed=seed)
+            metric, report = sim.history.metric, sim.report()
+            scores.append(100 * np.array(report["final"][f"test_{metric}"], dtype=float))
+            took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
+            print(
+                f"{row.name} seed {seed}: {np.nanmean(scores[-1]):.2f}% after {took:.1f} s, "
+                f"run {ended} of {len(rows) * len(numbers)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        own = np.array(scores)  # [seeds, clients]
+        found = {metric: float(np.nanmean(own))}
+        if first is None:
+            first = own
+        else:
+            ahead = by_unit(own - first, report)
+            lead = estimate(ahead[:, np.isfinite(ahead).all(0)])
+            found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
+        table.append(found)
+    columns = [metric, "difference", "low", "high"]
+    return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
+
+
+def _rows(methods: Iterable[str | Method] | Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    if isinstance(methods, str | Method) or not isinstance(methods, Iterable):
+        raise InputError(
+            "compare takes several methods, e.g. ['local', 'fedavg'], or a dict from names to settings"
+        )
+    if isinstance(methods, Mapping):
+        for name, own in methods.items():
+            if not isinstance(own, Mapping):
+                raise InputError(
+                    f"the settings of '{name}' must be a dict, e.g. {{'ft_epochs': 4}}, not {own!r}"
+                )
+            if alike := sorted(set(own).intersection(OF_ALL)):
+                raise InputError(
+                    f"{alike[0]} of '{name}' must be that of all methods: give it to compare itself"
+                )
+        rows = [
+            Row(str(name), own.get("method", name), {key: own[key] for key in own if key != "method"})
+            for name, own in methods.items()
+        ]
+    else:
+        rows = [Row(one if isinstance(one, str) else repr(one), one, {}) for one in methods]
+    names = [row.name for row in rows]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(
+            f"{twice[0]} is there twice: give each method once, or a dict with a name for each row"
+        )
+    if not rows:
+        raise InputError("compare needs at least one method")
+    return rows
+
+
+def _seeds(seeds: int | Iterable[int]) -> list[int]:
+    numbers = (
+        list(range(seeds)) if isinstance(seeds, int) else list(seeds) if isinstance(seeds, Iterable) else []
+    )
+    if not numbers or isinstance(seeds, str | bool) or len(set(numbers)) < len(numbers):
+        raise InputError(
+            f"seeds must be a number of 1 or more, or different seeds such as [0, 1, 2], not {seeds!r}"
+        )
+    return numbers
+
+
+def _check(
+    rows: list[Row],
+    seeds: list[int],
+    federation: Federation | None,
+    workers: int,
+    settings: dict[str, Any],
+) -> None:
+    """Make every configuration, and every method's first simulation, before any run starts."""
+    given = {} if federation is None else described(federation)
+    with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
+        for row in rows:
+            configs = [make_config(row.method, **(given | settings | row.own), seed=seed) for seed in seeds]
+            there = federation
+            if federation is not None and configs[0].device != "auto":
+                there = federation.to(configs[0].device)
+            over_processes(workers, configs[0], there)
+            Simulation(configs[0], there)
