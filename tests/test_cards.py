@@ -17,7 +17,7 @@ from matplotlib.textpath import TextPath
 
 from pfl_lite.methods import METHODS
 from pfl_lite.show.offices import OFFICES, SHARED
-from pfl_lite.show.plots import METHOD_COLOURS
+from pfl_lite.show.plots import METHOD_COLOURS, METHOD_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,11 +35,15 @@ def test_every_method_has_a_card() -> None:
     assert not strange, f"no such method: {', '.join(sorted(strange))}"
 
 
-def test_families_stand_together() -> None:
+def test_every_method_has_a_label_and_a_colour() -> None:
+    missing = METHODS.keys() - METHOD_LABELS.keys()
+    assert not missing, f"no entry in _METHODS of pfl_lite/show/plots.py: {', '.join(sorted(missing))}"
+
+
+def test_every_method_with_a_card_stands_beside_its_family() -> None:
     names = [family for family, _ in cards.families()]
-    assert len(names) == len(set(names)) and sum(len(methods) for _, methods in cards.families()) == len(
-        METHODS
-    )
+    parted = {family for family in names if names.count(family) > 1}
+    assert not parted, f"cards of one family must follow one another in CARDS of tools/cards.py: {parted}"
 
 
 @pytest.mark.parametrize("method", cards.CARDS)

@@ -388,6 +388,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_client_that_never_took_part_is_scored_by_the_method_s_rule(federation: Any, method: str) -> None:
+    assert method in NEWCOMER, f"no entry in NEWCOMER of tests/test_methods.py: {method}"
     settings = {"model": network_for(method), "participation": 0.4, "epochs": 1, "ft_epochs": 0}
     if method == "cfl":
         settings |= {"participation": 0.6, "rounds": 1}  # three take part, and part in the first round
@@ -563,10 +564,15 @@ def test_no_hyper_parameter_has_the_name_of_a_run_s_setting() -> None:
     assert all(run.isdisjoint(f.name for f in fields(method)) for method in METHODS.values())
 
 
-def test_the_list_of_hyper_parameters_is_complete() -> None:
-    assert {name: {f.name for f in fields(m)} for name, m in METHODS.items()} == {
-        name: set(settings) for name, settings in OFF_DEFAULT.items()
-    }
+def test_every_method_has_its_hyper_parameters_listed() -> None:
+    listed = {name: set(settings) for name, settings in OFF_DEFAULT.items()}
+    for name, method in METHODS.items():
+        assert name in listed, f"no entry in OFF_DEFAULT of tests/test_methods.py: {name}"
+        own = {f.name for f in fields(method)}
+        assert listed[name] == own, (
+            f"OFF_DEFAULT['{name}'] must have other values of {', '.join(sorted(own))}"
+        )
+    assert not (gone := listed.keys() - METHODS.keys()), f"no such method: {', '.join(sorted(gone))}"
 
 
 @pytest.mark.slow

@@ -406,9 +406,10 @@ TOGETHER: dict[str, object] = {"momentum": 0.5, "weight-decay": 0.01, "participa
 def cases() -> Iterator[tuple[str, dict[str, object], dict[str, object]]]:
     for method in (method for method in METHODS if method not in ELSEWHERE):
         tuning = TUNING if method != "fedem" else []  # a mixture of models is not tuned
+        own = METHOD_OPTIONS.get(method, [])  # a test below says where they are missing
         yield from ((method, flags, {}) for flags in SGD_FLAGS)
-        yield from ((method, {}, options) for options in METHOD_OPTIONS[method] + tuning)
-        for options in METHOD_OPTIONS[method] or [{}]:
+        yield from ((method, {}, options) for options in own + tuning)
+        for options in own or [{}]:
             yield method, TOGETHER, options | (tuning[0] if tuning else {})
         yield from ((method, TOGETHER, plain) for plain in tuning[1:])
         yield method, TOGETHER | {"engine": "vmap"}, {}
@@ -510,4 +511,8 @@ def test_package_agrees(case, federation: dict[str, list[Client]], tmp_path: Pat
 
 
 def test_every_method_of_the_package_has_a_second_implementation() -> None:
-    assert set(METHODS) == set(package_methods)
+    missing, strange = package_methods.keys() - METHODS.keys(), METHODS.keys() - package_methods.keys()
+    assert not missing, f"no entry in METHODS of tests/reference/__init__.py: {', '.join(sorted(missing))}"
+    assert not strange, f"no such method: {', '.join(sorted(strange))}"
+    untried = METHODS.keys() - METHOD_OPTIONS.keys() - ELSEWHERE
+    assert not untried, f"no entry in METHOD_OPTIONS of tests/test_reference.py: {', '.join(sorted(untried))}"
