@@ -675,3 +675,53 @@ def test_images_that_are_wrong_are_refused_in_one_sentence(changed: dict[str, ob
     with pytest.raises(InputError, match=words) as raised:
         own(**changed)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
+
+
+# --- images of one's own ---
+
+
+def pets(name: str = "pets", called: str = "pets", size: int = 20) -> Images:
+    given = arrays(size, 10, 2)
+    return Images(name, **given, card=Card(name=called, classes=("cat", "dog")))
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_labels_that_are_words_are_refused_with_the_way_to_number_them(kind: type) -> None:
+    given = arrays(20, 10, 2)
+    words = np.array(["cat", "dog"], dtype=kind)
+    given["train_labels"] = words[given["train_labels"]]
+    with pytest.raises(
+        InputError, match=r"classes, numbers = np\.unique\(words, return_inverse=True\)"
+    ) as told:
+        Images("pets", **given, card=Card(name="pets", classes=("cat", "dog")))
+    assert "np.int64" not in str(told.value)
+    given["train_labels"] = arrays(20, 10, 2)["train_labels"].astype(float)
+    with pytest.raises(InputError, match=r"not float64 \[20\]: give them as np\.int64"):
+        Images("pets", **given, card=Card(name="pets", classes=("cat", "dog")))
+
+
+def test_images_that_are_registered_are_found_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_OWN", {})
+    with pytest.raises(InputError, match=r"unknown data set 'pets'.*register_images"):
+        load("pets")
+    images.register_images(pets(size=10))
+    images.register_images(mine := pets())  # the later ones count
+    assert load("pets") is mine and datasets()["pets"] is mine.card
+    assert mine.card.origin == "registered in this process"
+    assert len(load("pets:0.5").train_labels) == 10
+    assert "pets" in datasets() and "pets" not in {card.name for card in images._CARDS}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("pets", r"register_images takes Images\(\.\.\.\), not str"),
+        (pets("digits", "digits"), "the name 'digits' is taken: .* not among digits, glyphs"),
+        (pets("pets", "cats"), "called 'pets' and their card 'cats': give both one name"),
+        (pets("a:b", "a:b"), "'a:b' cannot be a data set's name: use letters"),
+    ],
+)
+def test_images_that_cannot_be_registered_are_refused(given: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        images.register_images(given)
+    assert not images._OWN

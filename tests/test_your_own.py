@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import inspect
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from pfl_lite.data.images import datasets
+from pfl_lite.methods import METHODS
 from pfl_lite.methods.base import Method, Newcomers, Sequential, Work
 from pfl_lite.models import NETWORKS
 
@@ -18,12 +25,32 @@ PAGE = Path(__file__).resolve().parent.parent / "book" / "your-own.md"
 
 
 @pytest.fixture(autouse=True)
-def networks_as_they_were() -> Iterator[None]:
-    """Forget the page's own network."""
-    before = dict(NETWORKS)
+def lists_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the page's own method, network and images, and stand beside the folder that it reads."""
+    write_pets(tmp_path / "pets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pfl_lite.data.images._OWN", {})
+    before = dict(NETWORKS), dict(METHODS)
     yield
-    NETWORKS.clear()
-    NETWORKS.update(before)
+    for there, was in zip((NETWORKS, METHODS), before, strict=True):
+        there.clear()
+        there.update(was)
+
+
+def write_pets(folder: Path) -> None:
+    """Pictures of other sizes than the page's, in color and gray: cats dark and dogs bright, at three sites."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(96):
+        label, part = ("cat", "dog")[i % 2], ("train", "train", "val", "test")[i // 2 % 4]
+        site = ("north", "south", "west")[i // 8 % 3]
+        shape = (24, 24, 3) if i % 3 else (40, 40)
+        pixels = rng.integers(0, 120, shape, dtype=np.uint8) + np.uint8(120 * (label == "dog"))
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        rows.append([f"{i}.png", label, part, site])
+    with (folder / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["file", "label", "part", "site"], *rows])
 
 
 def halves() -> list[list[str]]:
@@ -77,6 +104,36 @@ def test_the_code_on_data_runs_by_itself() -> None:
     scores = {line.split()[0]: line.split()[1:] for line in lines}
     assert scores["method"] == ["fedavg", "fedper", "local"] and scores["6"] == ["NaN"] * 3
     assert all("NaN" not in scores[str(i)] for i in range(6))
+    assert percent["fedper on the pets of 3 sites"] > 75  # a guess is right in 50
+    assert datasets()["pets"].classes == ("cat", "dog")
+
+
+def as_script(path: Path, blocks: list[str], *arguments: str) -> str:
+    """What a script of blocks of code prints when it is called with these arguments."""
+    path.write_text("\n".join(blocks))
+    command = [sys.executable, str(path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=path.parent).stdout
+
+
+@pytest.mark.slow
+def test_a_script_starts_the_command_line_with_a_method_of_one_s_own(tmp_path: Path) -> None:
+    method, *others = halves()[0]
+    (end,) = [block for block in others if "cli.main()" in block]
+    asked = ["run", "rescaled", "--model", "linear", "--rounds", "1", "--set", "own_lr=0.1"]
+    assert "rescaled, round 1, means over 10 clients" in as_script(
+        tmp_path / "rescaled.py", [method, end], *asked
+    )
+
+
+@pytest.mark.slow
+def test_a_script_starts_the_command_line_with_images_of_one_s_own(tmp_path: Path) -> None:
+    blocks = halves()[1]
+    (end,) = [block for block in blocks if "cli.main()" in block]
+    script, read = tmp_path / "pets.py", blocks[blocks.index(end) - 1]
+    asked = ["run", "fedper", "--data", "pets", "--partition", "sites.npz", "--rounds", "1"]
+    assert "fedper, round 1, means over 3 clients" in as_script(script, [read, end], *asked)
+    asked = ["partition", "--data", "pets", "--partition", "dirichlet:0.5", "--clients", "3"]
+    assert "cat:" in as_script(script, [read, end], *asked)
 
 
 def own_names(kind: type) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,7 +67,9 @@ class Card:
 
     @property
     def origin(self) -> str:
-        """Where a built-in data set's files come from, in a few words."""
+        """Where a listed data set's files come from, in a few words."""
+        if self.name in _OWN:
+            return "registered in this process"
         if self.how_to_get == _EMBEDDED:
             return "comes with the package"
         return "downloaded once" if self.name in _TORCHVISION_NAMES else "from LEAF's files"
@@ -187,7 +190,7 @@ def _numbers(what: str, numbers: ArrayLike, n: int, kinds: int | None) -> np.nda
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(
             f"{what} must be whole numbers [n], one an image, not {array.dtype} {list(array.shape)}: "
-            + ("argmax(axis=1) makes them of one-hot rows" if array.ndim == 2 else "give them as np.int64")
+            + _way_to_numbers(array)
         )
     if len(array) != n:
         raise InputError(
@@ -197,6 +200,18 @@ def _numbers(what: str, numbers: ArrayLike, n: int, kinds: int | None) -> np.nda
         wanted = "0 or more" if kinds is None else f"0..{kinds - 1}, numbers of the card's {kinds} classes"
         raise InputError(f"{what} must be {wanted}, not {array.min()}..{array.max()}")
     return array.astype(np.int64, copy=False)
+
+
+def _way_to_numbers(array: np.ndarray) -> str:
+    """How to make whole numbers of what was given in their place."""
+    if array.ndim == 2:
+        return "argmax(axis=1) makes them of one-hot rows"
+    if array.dtype.kind not in "fb":  # words, or objects that stand for them
+        return (
+            "classes, numbers = np.unique(words, return_inverse=True) numbers the words of "
+            "training and test images together, and the classes go on the card"
+        )
+    return "give them as np.int64"
 
 
 def _channels(images: np.ndarray) -> int:
@@ -413,9 +428,39 @@ _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _WRITERS = ("train_writers", "test_writers")
 
 
+_OWN: dict[str, Images] = {}  # those that `register_images` was given, by name
+
+
 def datasets() -> dict[str, Card]:
     """The card of every data set that `load` knows, by name."""
-    return {card.name: card for card in _CARDS}
+    return {card.name: card for card in _CARDS} | {name: images.card for name, images in _OWN.items()}
+
+
+def register_images(images: Images) -> None:
+    """Let `load`, `run(data=...)` and the command line find images of one's own under their name, in this process.
+
+    The same name may be registered again, as in a cell that is run twice; the later images are used.
+
+    Raises:
+        InputError: these are no `Images`, or their name is that of the package's data sets, is not the name on their card, or
+            has a sign that has a meaning of its own, such as `:`.
+    """
+    if not isinstance(images, Images):
+        raise InputError(f"register_images takes Images(...), not {type(images).__name__}")
+    name = images.name
+    if name in {card.name for card in _CARDS}:
+        raise InputError(
+            f"the name '{name}' is taken: give your images one that is not among {', '.join(datasets())}"
+        )
+    if name != images.card.name:
+        raise InputError(
+            f"the images are called '{name}' and their card '{images.card.name}': give both one name"
+        )
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise InputError(
+            f"'{name}' cannot be a data set's name: use letters, digits, dots, hyphens and underscores"
+        )
+    _OWN[name] = images
 
 
 def data_folder() -> Path:
@@ -436,10 +481,12 @@ def load(name: str) -> Images:
     cards = datasets()
     if name not in cards:
         listed = (
-            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)), "
-            "see *Your own method, your own data*"
+            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
+            "register_images, see *Your own method, your own data*"
         )
         raise unknown("data set", name, cards, listed)
+    if name in _OWN:
+        return _OWN[name]
     card = cards[name]
     if name == "digits":
         return _images(card, _digits())
