@@ -12,11 +12,11 @@ from types import FrameType
 def interrupted(number: int, frame: FrameType | None) -> None:
     """Answer a signal with a KeyboardInterrupt that knows its number; at once where a module is being imported.
 
-    In the middle of an import nothing is at work yet, and the import would turn the exception into one of its own.
+    The import would turn the exception into one of its own. What earlier calls have kept is not known yet.
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"pfl-lite: interrupted; nothing was kept\n")
+            os.write(2, b"pfl-lite: interrupted\n")
             os._exit(128 + number)
         frame = frame.f_back
     raise KeyboardInterrupt(number)

@@ -56,8 +56,7 @@ class PoliteGroup(TyperGroup):
             raise ended(2, ": ".join(said)) from error
         except KeyboardInterrupt as error:
             number = error.args[0] if error.args else signal.SIGINT
-            how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-            raise ended(128 + number, f"{how}; {ctx.obj or 'nothing was kept'}") from error
+            raise ended(128 + number, how_ended(number) + (f"; {ctx.obj}" if ctx.obj else "")) from error
         except typer.Exit:
             raise
         except Exception as error:
@@ -80,6 +79,11 @@ def ended(code: int, sentence: str) -> typer.Exit:
     shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
     typer.echo(f"pfl-lite: {shown}", err=True)
     return typer.Exit(code)
+
+
+def how_ended(number: int) -> str:
+    """What is said of a command that a signal has ended."""
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 class PartitionCommand(TyperCommand):
@@ -466,10 +470,10 @@ def run(
         simulation = Simulation(config, mapping=over_processes(workers, config))
     for sentence in advice:
         tell(sentence.message)
-    if checkpoint is not None:
-        context.find_root().obj = "the same command goes on from the last round"
-        if checkpoint.exists():  # here too, so that a wrong one is refused before anything is said
-            simulation.load(checkpoint)
+    kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
+    context.find_root().obj = kept  # what is said should a signal come
+    if checkpoint is not None and checkpoint.exists():
+        simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
     typer.echo(render_opening(simulation), err=True)
     said = time.monotonic()
 

@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from pfl_lite.cli import app
+from pfl_lite.engine.rounds import Part
+from pfl_lite.engine.simulation import Simulation
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals of Linux")
 LONG = ["--model", "linear", "--clients", "3", "--rounds", "100000", "--checkpoint", "run.pt"]
@@ -82,6 +87,26 @@ def test_an_interrupt_in_the_middle_of_the_imports_is_one_sentence(library: str,
     ready = (lambda _: time.monotonic() > started + 0.5) if library == "_typing" else mapped(library)
     code, said = ended(tmp_path, ["run", "local", *LONG], ready, signal.SIGINT)
     assert code == 130 and said.startswith("pfl-lite: ") and not list(tmp_path.glob("*.part"))
+    assert (
+        library != "_typing" or said == "pfl-lite: interrupted\n"
+    )  # what earlier calls have kept is not known yet
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_nothing_is_said_to_be_lost_where_a_checkpoint_may_be(
+    begun: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.setattr(Simulation if begun else Part, "run" if begun else "__init__", stopped)
+    result = CliRunner().invoke(app, ["run", "local", *LONG[: None if kept else -2]])
+    more = ("nothing was kept", "the same command goes on from the last round")[kept]
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        143,
+        f"pfl-lite: ended by SIGTERM{f'; {more}' * begun}",
+    )
 
 
 def test_an_interrupt_of_a_whole_group_shows_no_worker_s_traceback(tmp_path: Path) -> None:
