@@ -29,8 +29,9 @@ def main() -> None:
         if one is not None and signal.getsignal(one) != signal.SIG_IGN:  # as under nohup
             signal.signal(one, interrupted)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file's name may hold what a terminal cannot show
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):
+            # a file's name may hold what a terminal cannot show; a line is there at once also in a pipe or a file
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
     from pfl_lite.cli import app
 
     app()

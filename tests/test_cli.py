@@ -754,6 +754,15 @@ def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
         assert result.exit_code == 2 and words in result.stderr, result.output
 
 
+def test_a_line_is_there_at_once_also_in_a_pipe() -> None:
+    code = (
+        "import sys; from pfl_lite import __main__, cli\n"
+        "cli.app = lambda: print(sys.stdout.line_buffering)\n__main__.main()"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert said == "True\n"
+
+
 def test_a_reader_that_has_seen_enough_hears_no_complaint() -> None:
     """`pfl-lite experiments | head -1`: the pipe breaks, which is nobody's mistake."""
     command = [sys.executable, "-m", "pfl_lite", "experiments"]

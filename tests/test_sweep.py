@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,9 +278,13 @@ def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
         lambda: list(folder.rglob("local-*-run.pt")), lambda: multiprocessing.active_children()[0].kill()
     )
     asked: dict[str, Any] = {"methods": ["local"], "seeds": [0], "device": "cpu"}
+    assert runner.SIGN_OF_LIFE_SECONDS <= 30
+    monkeypatch.setattr(runner, "SIGN_OF_LIFE_SECONDS", 0)
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
     done = runner.reproduce(steady, workers=1, ledger=Ledger(folder), **asked)
     said = capsys.readouterr().out
     assert not killed.is_alive() and "a worker was lost" in said and "go on with local" in said
+    assert re.search(rf"^local seed 0 round \d+/{ROUNDS}$", said, flags=re.MULTILINE)
     assert len(done.written) == 1 and not list(folder.rglob("*.pt"))
     monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     runner.reproduce(steady, ledger=Ledger(tmp_path / "alone"), **asked)

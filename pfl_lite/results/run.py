@@ -23,7 +23,7 @@ from pfl_lite.results.plan import Key, Plan, Task, in_grid_order, rank
 from pfl_lite.results.tables import accuracy
 
 POLL_SECONDS = 5.0
-SIGN_OF_LIFE_SECONDS = 120.0  # off a terminal, where no bar is shown
+SIGN_OF_LIFE_SECONDS = 30.0  # off a terminal, where no bar is shown
 SHOWN = 4  # runs whose rounds a progress line names
 
 
