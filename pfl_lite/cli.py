@@ -565,11 +565,11 @@ def reproduce(
         ledger=Ledger(ledger),
     )
     if done.left:
-        why = "interrupted" if done.interrupted else "out of time"
+        why = how_ended(done.interrupted) if done.interrupted else "out of time"
         typer.echo(
             f"{why}; results written: {done.results}, runs left: {done.left}; the same command goes on from here"
         )
-        raise typer.Exit(128 + signal.SIGINT if done.interrupted else 0)
+        raise typer.Exit(128 + done.interrupted if done.interrupted else 0)
     ended = f"results written: {done.results}" if done.results else "nothing was left to do"
     lacking = count_missing(experiment, Ledger(ledger), budget_name)
     if not lacking:

@@ -43,8 +43,8 @@ def ended(
     asked = subprocess.Popen(
         command,
         cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
@@ -53,7 +53,7 @@ def ended(
         assert asked.poll() is None
         time.sleep(0.02)
     (os.killpg if group else os.kill)(asked.pid, number)
-    said = asked.communicate(timeout=240)[1]
+    said = asked.communicate(timeout=240)[0]
     assert "Traceback" not in said and "leaked" not in said, said
     for _ in range(200):  # nothing of it is left
         try:
@@ -109,11 +109,16 @@ def test_nothing_is_said_to_be_lost_where_a_checkpoint_may_be(
     )
 
 
-def test_an_interrupt_of_a_whole_group_shows_no_worker_s_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_whole_group_is_answered_by_the_command_alone(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     asked = ["reproduce", "when-label-skew", "--methods", "local,fedavg", "--seeds", "0", "--workers", "2"]
     for ready in (lambda one: len(children(one.pid)) >= 3, lambda _: any(tmp_path.rglob("*.pt"))):
-        code, _ = ended(tmp_path, [*asked, "--ledger", "results"], ready, signal.SIGINT, group=True)
-        assert code == 130 and not list(tmp_path.rglob("*.part"))
+        code, said = ended(tmp_path, [*asked, "--ledger", "results"], ready, number, group=True)
+        how = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+        assert code == 128 + number and f"{how}; results written: " in said, said
+        assert "lost" not in said and not list(tmp_path.rglob("*.part"))
 
 
 def children(process: int) -> list[str]:

@@ -150,10 +150,11 @@ class ProcessExecutor:
         self.heard: deque[tuple[Key, int]] = deque()
         self.free: list[Worker] = []
         self.busy: set[Worker] = set()
-        # Processes inherit what the thread that starts them does not listen to: an interrupt of all, by Ctrl-C or the end of a
-        # terminal, is answered here alone, while they finish the round in hand.
+        # Processes inherit what the thread that starts them does not listen to: a signal to all, by Ctrl-C, the end of a
+        # terminal or a batch system, is answered here alone, while they finish the round in hand.
         resource_tracker.ensure_running()
-        deaf = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        heard_here = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
+        deaf = partial(signal.pthread_sigmask, signal.SIG_BLOCK, heard_here)
         self.pool = ThreadPoolExecutor(workers, initializer=deaf)
 
     def room(self) -> int:
@@ -179,6 +180,10 @@ class ProcessExecutor:
             self.busy.discard(worker)
             if lives:  # also after an error of the run's own, or its process would be killed and not ended
                 self.free.append(worker)
+            if (
+                self.stopped
+            ):  # also if it has started since, or `close` is interrupted: nothing else would end it
+                worker.stop()
 
     def result(self, future: Future[Report]) -> Report:
         """What a finished run came to."""
@@ -199,9 +204,9 @@ class ProcessExecutor:
     def close(self) -> None:
         """Wait for the rounds in hand, then end the processes."""
         self.stop()
-        self.pool.shutdown()
-        for worker in self.free:
+        for worker in list(self.free):  # before the others are waited for, which another interrupt may end
             worker.stop()
+        self.pool.shutdown()
         for worker in self.free:
             worker.process.join(PATIENCE_SECONDS)
 

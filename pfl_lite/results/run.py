@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,11 +29,12 @@ SHOWN = 4  # runs whose rounds a progress line names
 
 
 class Swept(NamedTuple):
-    """What a call of `reproduce` came to: the files written, the runs still to be trained, whether it was interrupted."""
+    """What a call of `reproduce` came to: the files written, the runs still to be trained, and what interrupted it."""
 
     written: list[Path]
     left: int
-    interrupted: bool
+    interrupted: int
+    """The number of the signal that interrupted it, 0 if none did."""
     results: int = 0
     """How many of the files are results; the others are searches and attempts that diverged."""
 
@@ -92,7 +94,7 @@ def reproduce(
         length = None if rounds is None else min(rounds, experiment.longest)
         plans.append(Plan(experiment, ledger, arms, wanted, length, device, tf32))
         plans[-1].validate(plans[:-1])
-    done = Swept([], 0, False)
+    done = Swept([], 0, 0)
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
         done = Swept(
@@ -109,7 +111,7 @@ def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: f
     with plan.ledger.reserved(plan.experiment.name):
         pending = list(plan.tasks())
         if not pending:
-            return Swept([], plan.left(), False)
+            return Swept([], plan.left(), 0)
         load(plan.experiment.data)  # fetched once, here, before several workers would
         executor: ProcessExecutor | DaskExecutor = (
             ProcessExecutor(workers or 1) if scheduler is None else DaskExecutor(scheduler, workers)
@@ -139,7 +141,7 @@ def run_tasks(
     plan: Plan, pending: list[Task], executor: ProcessExecutor | DaskExecutor, deadline: float
 ) -> Swept:
     """Hand out tasks, wait for them and enter them, until nothing is left or none may go on."""
-    interrupted, results = False, 0
+    interrupted, results = 0, 0
     written: list[Path] = []
     running: dict[Future[Report], Task] = {}
     reached: dict[Key, int] = {}
@@ -198,9 +200,9 @@ def run_tasks(
                     bar.update()
                     pending = list(plan.tasks())
                     bar.total = len(written) + plan.left(pending)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as signaled:
                 tqdm.write("interrupted: workers finish the rounds in hand")
-                interrupted = True
+                interrupted = int(signaled.args[0] if signaled.args else signal.SIGINT)
     if given_up and not interrupted:
         titles = ", ".join(task.title for task in given_up.values())
         raise InputError(
