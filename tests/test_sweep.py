@@ -223,6 +223,33 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stopped_run_is_said_to_go_on_only_from_a_checkpoint_that_is_there(
+    begun: bool,
+    tiny: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Stopped(Inline):
+        submitted = 0
+
+        def submit(self, function: Any, task: Any, checkpoint: Path) -> Any:
+            if self.submitted:
+                raise KeyboardInterrupt
+            self.submitted += 1
+            if begun:
+                checkpoint.touch()
+            future: Future[Any] = Future()
+            future.set_result(None)
+            return future
+
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Stopped)
+    assert runner.reproduce(tiny, methods=["local"], ledger=Ledger(tmp_path), device="cpu").interrupted == 2
+    then = "goes on from its checkpoint" if begun else "starts it anew"
+    assert f"stopped local candidate 0; the next call {then}\n" in capsys.readouterr().out
+
+
 def test_a_shorter_run_changes_nothing_and_a_longer_one_takes_the_place(tiny: str, tmp_path: Path) -> None:
     ledger, asked = Ledger(tmp_path), {"methods": ["local"], "device": "cpu", "seeds": [0]}
     runner.reproduce(tiny, ledger=ledger, rounds=1, **asked)

@@ -190,7 +190,9 @@ def run_tasks(
                     # a cluster repeats what is still asked for, should the worker that holds it die now
                     del future
                     if report is None:
-                        tqdm.write(f"stopped {task.title}; the next call goes on from its checkpoint")
+                        begun = plan.checkpoint(*task.key).exists()
+                        then = "goes on from its checkpoint" if begun else "starts it anew"
+                        tqdm.write(f"stopped {task.title}; the next call {then}")
                         continue
                     written.append(record(plan, task, report))
                     lost = diverged_in(report["rounds"])
