@@ -203,7 +203,7 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
     )
     assert run["rounds"][1]["tuned_accuracy"] is not None and set(run["watch"]["alpha"]) == {"0", "1", "2"}
     assert runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, False, 0)
-    assert not list((tmp_path / ".checkpoints").rglob("*.pt"))
+    assert [path.name for path in tmp_path.iterdir()] == [tiny]  # no folder of checkpoints
     frame = table(tiny, ledger)
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
 
@@ -387,6 +387,8 @@ def test_two_calls_for_one_experiment_and_ledger_are_refused(
             runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
         with ledger.reserved("another"):
             pass
+    with Ledger(tmp_path / "new" / "deep").reserved(tiny):
+        pass
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="written"), Ledger(Path(__file__)).reserved(tiny):
         pass

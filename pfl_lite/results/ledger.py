@@ -156,11 +156,14 @@ class Ledger:
     def reserved(self, experiment: str) -> Iterator[None]:
         """Keep others from training for an experiment of this ledger until the block, or this process, ends.
 
+        No folder that it has made for this stays empty.
+
         Raises:
             InputError: another process does already, or the folder cannot be written.
         """
         path = self.folder / f".{experiment}.lock"
         lock = FileLock(path)
+        made = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
@@ -176,6 +179,9 @@ class Ledger:
             with suppress(OSError):
                 path.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
             lock.release()
+            for one in made:
+                with suppress(OSError):  # something has been entered
+                    one.rmdir()
 
     def _path_of(self, entry: Run) -> Path:
         return self.path(entry["experiment"], entry["arm"], entry.get("seed"), entry.get("attempt"))

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,12 @@ def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: f
         )
         with closing(executor):
             plan.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
-            return run_tasks(plan, pending, executor, deadline)
+            try:
+                return run_tasks(plan, pending, executor, deadline)
+            finally:
+                for folder in (plan.checkpoints, plan.checkpoints.parent):
+                    with suppress(OSError):  # there are others
+                        folder.rmdir()
 
 
 def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Arm]:
