@@ -520,7 +520,10 @@ def reproduce(
     budget_name: BudgetName = "small",
     methods: str | None = typer.Option(None, help="rows to train, separated by commas [all]"),
     seeds: str | None = typer.Option(None, help="seeds, separated by commas [the protocol's]"),
-    rounds: int | None = typer.Option(None, help="fewer rounds than the protocol's; the table says so"),
+    rounds: int | None = typer.Option(
+        None,
+        help="fewer rounds of the results than the protocol's, which the table then says; a search keeps its own",
+    ),
     workers: int | None = typer.Option(
         None,
         help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]",

@@ -629,6 +629,10 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)
     assert result.exit_code == 0 and "out of time; results written: 0, runs left: " in result.stdout
     result = call("reproduce", "both", "--ledger", tmp_path)
+    assert [line for line in result.stdout.splitlines() if " to " in line] == [
+        "searches: 1 candidate to score, 1 result to train",
+        "follows: 1 result to train",
+    ]
     assert (
         result.exit_code == 0 and "results written: 2; the ledger has all of both\n" in result.stdout
     )  # a search is none

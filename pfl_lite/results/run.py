@@ -153,6 +153,7 @@ def run_tasks(
     deaths: Counter[tuple[Key, int]] = Counter()
     given_up: dict[Key, Task] = {}
     said = time.monotonic()
+    tqdm.write(f"{plan.experiment.name}: {work(plan, pending)}")
     with tqdm(desc=plan.experiment.name, total=plan.left(pending), unit="run", disable=None) as bar:
         while True:
             try:
@@ -217,6 +218,15 @@ def run_tasks(
             "the same command tries them again: use fewer workers on a machine, or give each more memory"
         )
     return Swept(written, plan.left(), interrupted, results)
+
+
+def work(plan: Plan, pending: Sequence[Task]) -> str:
+    """What there is to do, as `3 candidates to score, 1 result to train`; ladders may add candidates."""
+    counts = {
+        "candidate{} to score": sum(task.candidate is not None for task in pending),
+        "result{} to train": len(plan.missing()),
+    }
+    return ", ".join(f"{n} {what.format('s' * (n != 1))}" for what, n in counts.items() if n)
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
