@@ -534,7 +534,9 @@ def reproduce(
     budget: str | None = typer.Option(None, help="start no new round after this time, e.g. 30m"),
     device: str = typer.Option("auto", help="cpu, cuda or auto"),
     tf32: bool = typer.Option(False, help="products on a GPU in TF32, or exact ones"),
-    ledger: Path | None = typer.Option(None, file_okay=False, help="folder of the results [data/results]"),
+    ledger: Path | None = typer.Option(
+        None, envvar="PFL_LITE_RESULTS", file_okay=False, help="folder of the results [data/results]"
+    ),
 ) -> None:
     """Train what the ledger lacks of an experiment; may be interrupted and called again at any time.
 

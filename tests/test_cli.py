@@ -688,6 +688,11 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
     assert not ledger.read("first")
 
 
+@pytest.mark.parametrize("command", ["reproduce", "table", "claims", "ledger missing", "ledger check"])
+def test_where_the_ledger_may_be_named_is_told(command: str) -> None:
+    assert "PFL_LITE_RESULTS" in call(*command.split(), "--help").stdout
+
+
 @pytest.mark.parametrize("command", ["table", "claims", "ledger missing", "ledger check"])
 def test_a_ledger_that_is_not_there_is_named(command: str, tmp_path: Path) -> None:
     name = [] if command == "ledger check" else ["pfedmb-table1"]
