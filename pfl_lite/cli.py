@@ -207,6 +207,12 @@ def file_option(help: str, *names: str) -> Any:
     return typer.Option(None, *names, parser=file_name, metavar="FILE", help=help)
 
 
+def asked_for(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, and does not have its default."""
+    source = context.get_parameter_source(name)
+    return source is None or source.name != "DEFAULT"
+
+
 def check_outputs(
     force: bool, data: str, partition: str, **paths: tuple[Path | None, tuple[str, ...]]
 ) -> None:
@@ -317,6 +323,7 @@ def experiments() -> None:
 @app.command(cls=PartitionCommand)
 @with_settings("data", "partition", "clients", "split", "seed")
 def partition(
+    context: typer.Context,
     out: Path | None = file_option(
         ".json of index lists with their recipe and seed, or .npz of index arrays train/0, val/0, test/0, train/1, ...; "
         "also relabel/0, ... where a client sees other labels, group where there are groups, images, how many there are, and "
@@ -338,12 +345,14 @@ def partition(
     from pfl_lite.atomic_files import atomic_path
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
-    from pfl_lite.data.partition import ENDINGS, save_partition
+    from pfl_lite.data.partition import ENDINGS, is_file, load_partition, save_partition
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.show.text import listed
 
     given = settings["data"], settings["partition"]
     check_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
+    if is_file(settings["partition"]) and not asked_for(context, "clients"):
+        settings["clients"] = len(load_partition(settings["partition"]))
     images = load(settings["data"]).with_split(settings["split"])
     indices = share_out(images, settings["partition"], settings["clients"], settings["seed"])
     federation = Federation.build(images, indices)
@@ -440,9 +449,8 @@ def run(
     given = settings["data"], settings["partition"]
     saved = save, (".npz", ".safetensors")
     check_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
-    sources = {name: context.get_parameter_source(name) for name in settings}
     # the others have the defaults of their owner, which may be the method
-    options = {name: settings[name] for name, one in sources.items() if one is None or one.name != "DEFAULT"}
+    options = {name: value for name, value in settings.items() if asked_for(context, name)}
     own = parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
