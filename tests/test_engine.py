@@ -564,6 +564,16 @@ def test_words_of_other_libraries_are_answered_with_ours() -> None:
         make_config("fedavg", data=load("digits"))  # type: ignore[arg-type]
 
 
+def test_images_in_the_place_of_a_federation_are_refused() -> None:
+    images: Any = load("digits")
+    for start in (
+        lambda: run("fedavg", federation=images),
+        lambda: Simulation(make_config("fedavg"), images),
+    ):
+        with pytest.raises(InputError, match=r"as make_federation\(images, \.\.\.\) makes one, not Images"):
+            start()
+
+
 def test_a_subclass_s_own_personal_is_asked_and_its_name_is_its_own(federation: Any) -> None:
     class Zero(FedAvg):
         def personal(self, received: Any, client: Any, work: Any) -> Any:

@@ -110,12 +110,13 @@ class Rounds(Part):
         *,
         mapping: Callable[..., Mapping] | None = None,
     ) -> None:
+        known = {} if federation is None else described(federation)
         if federation is not None and config.device == "auto":
             config = replace(config, device=federation.images.device.type)
         config = config.resolved(None if federation is None else federation.size)
         if federation is not None:
             unsaid = {name for name in MADE if getattr(config, name) == getattr(RunConfig, name)}
-            its = {name: value for name, value in described(federation).items() if name in unsaid}
+            its = {name: value for name, value in known.items() if name in unsaid}
             config = replace(config, **its)
         advice = config.method.advise(config)  # was given where the configuration was made
         if federation is None:
@@ -294,7 +295,11 @@ def held_out_clients(config: RunConfig) -> Tensor:
 
 
 def described(federation: Federation) -> dict[str, Any]:
-    """The settings of a run that a federation decides, those that it knows."""
+    """The settings of a run that a federation decides, those that it knows; raises InputError for something else."""
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"federation must be a Federation, as make_federation(images, ...) makes one, not {type(federation).__name__}"
+        )
     dtype = str(federation.images.dtype).removeprefix("torch.")
     known = {"data": federation.name, "clients": len(federation), "dtype": dtype}
     made = {name: getattr(federation, name) for name in MADE}
