@@ -15,6 +15,7 @@ from pfl_lite import __version__
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import make_federation
 from pfl_lite.data.images import load
+from pfl_lite.engine.history import DIVERGED
 from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.report import code_version, load_model
 from pfl_lite.engine.rounds import finite
@@ -547,6 +548,23 @@ def test_an_exploded_run_is_told_once(federation: Any) -> None:
     ) as told:
         train("fedavg", federation, model="linear", lr=1e8, rounds=3)
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("lr", "told"), [(0.5, False), (1e3, True)])
+def test_a_loss_that_ends_far_above_the_first_is_told(
+    lr: float, told: bool, federation: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    entries = train("fedavg", federation, model="linear", lr=lr, rounds=3).history.rounds
+    assert entries[-1]["personal_loss"] < DIVERGED  # it is no number without use
+    said = [str(one.message) for one in recwarn]
+    assert (
+        said
+        == [
+            f"fedavg diverged: after round 3 the mean loss is {entries[-1]['personal_loss']:.4g}, before any training "
+            f"{entries[0]['personal_loss']:.4g}; try a learning rate below 1000"
+        ]
+        * told
+    )
 
 
 def test_a_curve_that_no_round_has_is_refused(federation: Any) -> None:

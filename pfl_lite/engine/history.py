@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 DIVERGED = 1e6  # a mean cross-entropy above it is as good as none
+WORSE = 10  # times the loss before any training: of the runs in data/results that did not diverge none ends above 2
 
 
 def diverged_in(rounds: Sequence[dict[str, Any]]) -> int | None:

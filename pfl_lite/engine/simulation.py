@@ -21,7 +21,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
 from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer
-from pfl_lite.engine.history import DIVERGED, History, converged_in, diverged_in, has_converged
+from pfl_lite.engine.history import DIVERGED, WORSE, History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import Forked, over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
@@ -149,11 +149,12 @@ class Simulation(Rounds):
             self._choose_tuning(entry)
         if last and config.whole_test:
             self._whole_test(entry)
-        if not self._exploded and (entry.get("personal_loss") or 0) > DIVERGED:
+        loss, before = entry.get("personal_loss") or 0, self.history.rounds[0].get("personal_loss") or 0
+        if not self._exploded and (loss > DIVERGED or (last and loss > WORSE * before > 0)):
             self._exploded = True
             warnings.warn(
-                f"{self.method.name} diverged: after round {self.round} the mean loss is {entry['personal_loss']:.1e}; "
-                f"try a learning rate below {self.config.lr:g}",
+                f"{self.method.name} diverged: after round {self.round} the mean loss is {loss:.4g}, before any training "
+                f"{before:.4g}; try a learning rate below {self.config.lr:g}",
                 stacklevel=4,
             )
         state = self.state() if self.method.tracked else {}
