@@ -234,7 +234,7 @@ def check_outputs(
         if endings and (
             path.suffix.lower() not in endings or any(f"{one}#" in path.name.lower() for one in endings)
         ):
-            raise InputError(f"{path} must end in {' or '.join(endings)}, which says what is in it")
+            raise InputError(f"--{name} {path} must end in {' or '.join(endings)}, which says what is in it")
         if (first := names.setdefault(os.path.realpath(path), name)) != name:
             raise InputError(f"--{first} and --{name} both name {path}: give each a file of its own")
         check_writable(path, force or name == "checkpoint")

@@ -102,13 +102,13 @@ class RunConfig:
     ft_mode: str = "own_update"
     """`own_update`: the method's client routine once more; `plain_sgd`: SGD on the scored model."""
     ft_lr: float | None = None
-    """Learning rate of fine-tuning (None: the run's own)."""
+    """Learning rate of fine-tuning (left out: the run's own)."""
     ft_momentum: float | None = None
-    """Momentum of fine-tuning (None: the run's own)."""
+    """Momentum of fine-tuning (left out: the run's own)."""
     ft_weight_decay: float | None = None
-    """Weight decay of fine-tuning (None: the run's own)."""
+    """Weight decay of fine-tuning (left out: the run's own)."""
     ft_batch_size: int | None = None
-    """Images a mini-batch of fine-tuning (None: the run's own)."""
+    """Images a mini-batch of fine-tuning (left out: the run's own)."""
     ft_factors: str = ""
     """Factors of fine-tuning's learning rate that are tried after the last round, such as `0,0.1,1`; the one with the best mean
     validation accuracy is kept. 0 leaves the models as they are. Empty: the rate itself, whatever comes of it."""
@@ -167,7 +167,11 @@ class RunConfig:
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:
-            raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
+            # what is wrong with a value that another setting rules out is not the value
+            found = (
+                "" if wanted.startswith(("left out", "0 unless", "0, or")) else f", not {getattr(self, name)}"
+            )
+            raise InputError(f"{name} must be {wanted}{found}")
 
     @property
     def tuning_factors(self) -> tuple[float, ...]:

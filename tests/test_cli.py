@@ -98,6 +98,7 @@ def test_every_setting_of_a_run_is_an_option_explained_in_its_own_words() -> Non
         field.name: field.default for field in fields(RunConfig) if field.name != "method"
     }
     said = " ".join(re.sub("[│\n]", " ", call("run", "--help").stdout).split())
+    assert "(None:" not in said  # which cannot be typed
     for name, (kind, _, _) in known.items():
         assert f"--{name.replace('_', '-')} " in said or f"--no-{name}" in said, (name, kind)
 
@@ -467,7 +468,7 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
         (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz or .safetensors"),
-        (["run", "fedavg", "--out", "run.npz"], "run.npz must end in .json"),
+        (["run", "fedavg", "--out", "run.npz"], "--out run.npz must end in .json"),
         (
             ["run", "fedavg", "--out", "x.json", "--checkpoint", "./x.json"],
             "--out and --checkpoint both name",

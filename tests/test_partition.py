@@ -680,6 +680,7 @@ def test_validation_can_be_switched_off_and_leaves_one_training_image() -> None:
         ("concept:2:3", 5, "form concept:G"),
         ("groups:0:0.4", 5, "at least 1, not 0"),
         ("groups:11:0.4", 5, "makes 11 groups: use 10 or fewer"),
+        ("dirichlet:inf", 5, "ALPHA of dirichlet:ALPHA must be above 0 and finite, not inf"),
         ("groups:3:0", 5, "ALPHA of groups:G:ALPHA must be above 0"),
         ("groups:3:-0.4", 5, "above 0, not -0.4"),
         ("groups:3:nan", 5, "above 0"),

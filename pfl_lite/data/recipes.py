@@ -540,7 +540,9 @@ def _check_groups(spec: str, count: int, classes: int) -> None:
 def _check_concentration(usage: str, **values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
-            raise InputError(f"the concentration {name} of {usage} must be above 0, not {value:g}")
+            raise InputError(
+                f"the concentration {name} of {usage} must be above 0{' and finite' * (value == math.inf)}, not {value:g}"
+            )
 
 
 def _text(value: float) -> str:

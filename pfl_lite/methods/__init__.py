@@ -132,5 +132,6 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise InputError(f"{what} must be {wanted}, not '{value}'") from error
     if abs(number) > (limit := most if kind is int else WIDE):
-        raise InputError(f"{what} must be at most {limit:g} in size, not {value}")
+        shown = str(limit) if kind is int else f"{limit:g}"
+        raise InputError(f"{what} must be at most {shown}{' in size' * (number < 0)}, not {value}")
     return number
