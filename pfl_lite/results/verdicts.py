@@ -8,6 +8,7 @@ Missing runs make any claim undecided, unless those that are there refute it; so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
@@ -175,7 +176,10 @@ def claims(
     Raises:
         InputError: an unknown name or budget, or an experiment without that budget.
     """
-    ledger = ledger or Ledger()
+    ledger, known = ledger or Ledger(), {name.lower(): name for name in claims_by_name()}
+    experiment = experiment and known.get(experiment.lower(), experiment)
+    if experiment and experiment not in known.values() and re.fullmatch(r"[A-Za-z]\d+(-.*)?", experiment):
+        raise unknown("claim", experiment, known.values(), "`pfl-lite claims` lists them all")
     asked = () if experiment is None or experiment in claims_by_name() else members(experiment)
     for name in asked:  # also where no claim applies
         get_experiment(name, budget)
