@@ -288,7 +288,8 @@ def models() -> None:
     from pfl_lite.show.text import listed
 
     shapes = {
-        "gray 28x28, 10 classes": (1, 28, 10),
+        "gray 8x8, 10 classes": (1, 8, 10),
+        "gray 28x28, 10": (1, 28, 10),
         "gray 32x32, 10": (1, 32, 10),
         "color 32x32, 10": (3, 32, 10),
     }
@@ -297,7 +298,7 @@ def models() -> None:
         counts = [
             f"{make_network(name, *shape).parameters:,} ({title})"
             for title, shape in shapes.items()
-            if spec.size in (None, shape[1])
+            if spec.size in (None, shape[1]) and shape[1] >= spec.least
         ]
         rows.append([name, spec.about, "; ".join(counts)])
     typer.echo(listed(rows))
@@ -665,7 +666,8 @@ app.add_typer(ledger_app, name="ledger")
 
 @ledger_app.command("check")
 def ledger_check(ledger: StoredResults = None) -> None:
-    """Look through every file of the ledger: exit code 1 if one breaks its schema or protocol or is kept twice, or for too much.
+    """Look through every file of the ledger: exit code 1 if one breaks its schema or protocol, if a run is kept twice,
+    or if all together are too large to be kept in a repository.
 
     Example: `pfl-lite ledger check`
 

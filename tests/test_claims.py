@@ -147,6 +147,7 @@ def test_paired_differences_by_hand():
 def test_b1_reports_the_weakest_link(verdict):
     result = verdict("B1", pfedmb={"level": 0.885})
     assert result.verdict == "held" and result.value == pytest.approx(0.5) and result.threshold == 0
+    assert result.statistic == "the paired difference whose interval reaches lowest, points"
     assert "pfedmb - pfedmb-plain +0.50" in result.note and "fedavg - local +1.00" in result.note
 
 

@@ -407,7 +407,7 @@ def test_lists(command: str) -> None:
     known = {"methods": "pfedmb", "datasets": "glyphs", "models": "lenet", "experiments": "pfedmb-table1"}
     assert known[command] in firsts
     if command == "models":
-        assert "62,006" in result.output
+        assert "62,006" in result.output and "3,658 (gray 8x8, 10 classes)" in result.output
     if command == "datasets":
         told = (
             "comes with the package",
@@ -595,6 +595,11 @@ def test_a_claim_is_asked_for_by_its_name_and_a_group_names_its_stand_ins() -> N
     )
     assert "stands in" not in call("table", "fedmn-table2", "--format", "markdown").stdout.splitlines()[-1]
     assert "tables of its own" not in call("table", "pfedmb-table1").stdout
+
+
+def test_a_help_says_when_a_ledger_is_at_fault() -> None:
+    said = " ".join(call("ledger", "check", "--help").stdout.split())
+    assert "a run is kept twice, or if all together are too large to be kept in a repository." in said
 
 
 def test_an_experiment_without_claims_says_so() -> None:

@@ -523,7 +523,9 @@ def chain(runs: Runs) -> ClaimResult:
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
     decided = verdict([*links.values()], [0.0] * len(links))
-    return outcome("paired difference of the weakest link, points", weakest, "; ".join(each), decided)
+    return outcome(
+        "the paired difference whose interval reaches lowest, points", weakest, "; ".join(each), decided
+    )
 
 
 def in_steps(leads: Array, step: int) -> Estimate:
