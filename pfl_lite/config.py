@@ -283,7 +283,7 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
         its = [f.name for f in fields(kind)]
-        listed = f"its own: {', '.join(its) or 'none'}; of every run: {', '.join(kinds)}"
+        listed = f"its own: {', '.join(its) or 'none'}; `pfl-lite run --help` lists those of every run"
         raise unknown(f"setting of {kind.name}", sorted(strange)[0], [*its, *kinds], listed)
     if isinstance(method, str):
         method = make_method(method, **own)

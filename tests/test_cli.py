@@ -440,7 +440,10 @@ def test_the_package_s_names_are_listed() -> None:
     ("arguments", "says"),
     [
         (["run", "pfedmbb"], "did you mean pfedmb"),
-        (["run", "FedAvg"], "unknown method 'FedAvg': did you mean fedavg? (valid"),
+        (
+            ["run", "FedAvg"],
+            "unknown method 'FedAvg': did you mean fedavg? (`pfl-lite methods` lists them all)\n",
+        ),
         (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: "),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),

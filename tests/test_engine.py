@@ -471,7 +471,7 @@ def test_models_of_a_method_of_one_s_own_need_its_class(
         ({"mo": 1}, "unknown setting of fedavg 'mo'"),
         (
             {"round": 3},
-            r"did you mean rounds\? \(its own: weights; of every run: data, model, .*rounds, .*tf32\)",
+            r"did you mean rounds\? \(its own: weights; `pfl-lite run --help` lists those of every run\)$",
         ),
         (
             {"device": "cuda:1"},

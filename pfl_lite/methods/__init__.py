@@ -69,7 +69,7 @@ def make_method(name: str, **settings: Any) -> Method:
         InputError: an unknown method or setting, or a value of the wrong type or range.
     """
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
     method = METHODS[name]
     return method(**convert_settings(method, settings))
 
@@ -81,7 +81,7 @@ def explain(name: str) -> str:
         InputError: an unknown method.
     """
     if name not in METHODS:
-        raise unknown("method", name, METHODS)
+        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
     method, meaning = METHODS[name], {}
     for parent in reversed(method.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
