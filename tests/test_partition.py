@@ -755,6 +755,9 @@ def test_save_partition_round_trip(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["clients.npz"]
     with pytest.raises(InputError, match="cannot be written"):
         parts.save_partition(path / "below-a-file.npz", clients)
+    with pytest.raises(InputError, match=r"new is not a folder that exists"):
+        parts.save_partition(tmp_path / "new" / "clients.npz", clients)
+    assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match=r"clients\.np must end in \.npz"):
         parts.save_partition(tmp_path / "clients.np", clients)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pfl_lite import schema
-from pfl_lite.atomic_files import read_json, read_npz, regular, write_json, write_npz
+from pfl_lite.atomic_files import check_writable, read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.data.recipes import Partitioner, apportion, parse
 from pfl_lite.errors import InputError
 from pfl_lite.seeds import generator
@@ -240,6 +240,7 @@ def save_partition(
         raise InputError(
             f"{path} must end in {' or '.join(ENDINGS)}: by this a partition's file is told from a recipe"
         )
+    check_writable(Path(path))
     arrays = {f"{split}/{i}": getattr(client, split) for i, client in enumerate(clients) for split in SPLITS}
     arrays |= {f"relabel/{i}": c.relabel for i, c in enumerate(clients) if c.relabel is not None}
     if (groups := known_groups(clients)) is not None:
