@@ -132,6 +132,12 @@ def test_to_module_predicts_the_same_and_refuses_other_shapes() -> None:
     network, other = make_network("small_cnn", 1, 8, 10), make_network("small_cnn", 1, 8, 3)
     params, x = network.init(0), torch.randn(3, 1, 8, 8)
     assert torch.allclose(network.to_module(params)(x), network(params, x))
+    with pytest.raises(
+        InputError, match=r": \S+ is \(3, 32\) in the network, \(10, 32\) among the parameters$"
+    ):
+        other.to_module(params)
+    with pytest.raises(InputError, match=r"parameters \(one more axis in front is several models\)$"):
+        network.to_module({name: tensor[None] for name, tensor in params.items()})
     with pytest.raises(InputError, match="do not fit the network small_cnn"):
         network.to_module(other.init(0))
 

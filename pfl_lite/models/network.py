@@ -292,8 +292,11 @@ class Network:
             wants = {name: tuple(tensor.shape) for name, tensor in floats_of(module).items()}
             found = {name: tuple(tensor.shape) for name, tensor in params.items()}
             name = next(name for name in [*wants, *found] if wants.get(name) != found.get(name))
+            many = name in found and found[name][1:] == wants.get(name)
             raise InputError(
-                f"these parameters do not fit the network {self.name}: its {name} is {wants.get(name, 'not there')}, "
-                f"theirs {found.get(name, 'is not there')} (a model with one more axis in front is several models)"
+                f"these parameters do not fit the network {self.name}: {name} is {wants.get(name, 'not there')} in the network, "
+                f"{found.get(name, 'not there')} among the parameters"
+                + " (one more axis in front is several models)"
+                * many
             ) from error
         return module
