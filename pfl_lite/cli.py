@@ -396,8 +396,8 @@ def convert(
 
     if os.path.lexists(out):
         raise InputError(f"{out} is there already: name a new folder")
-    tell(f"{folder} holds pickles, which can carry programs: their arrays are read, and no program is run")
     images, clients = read_pfllib(folder, pickled=True)
+    tell(f"{folder} holds pickles, which can carry programs: their arrays were read, and no program was run")
     write_clients(out, images, clients)
     typer.echo(f"wrote {len(clients)} clients with {len(images.card.classes)} classes to {out}")
 

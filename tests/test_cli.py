@@ -197,6 +197,10 @@ def test_a_folder_of_pickles_is_converted_when_told_and_with_a_warning(tmp_path:
     pickled = exchange.read_pfllib(tmp_path / "theirs", images.card, pickled=True)
     assert np.array_equal(plain[0].train_images, pickled[0].train_images)
     assert [one.train.tolist() for one in plain[1]] == [one.train.tolist() for one in pickled[1]]
+    (tmp_path / "empty").mkdir()
+    assert refused("convert", tmp_path / "empty", tmp_path / "none") == (
+        f"pfl-lite: {tmp_path}/empty holds no client of PFLlib: there is no train/0.npz in it\n"
+    )
     again = call("convert", tmp_path / "theirs", tmp_path / "mine")
     assert again.exit_code == 2 and "is there already" in again.output
     (tmp_path / "theirs" / "train" / "1.npz").write_bytes(b"PK")
