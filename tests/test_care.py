@@ -187,7 +187,7 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
 def test_gaps_without_a_run_to_measure_by_name_no_time(ledger: Ledger) -> None:
     assert named("pflmoe-fmnist-lenet-0.9", ledger, "paper")[0] == (
         "pfl-lite reproduce pflmoe-fmnist-lenet-0.9 --methods "
-        "fedavg,pfl_fb,pfl_fb-all,pfl_mf,pfl_mfe,pfl_mf-code,pfl_mfe-code,pfl_mf-equal --seeds 0 --budget-name paper"
+        "local,fedavg,pfl_fb,pfl_fb-all,pfl_mf,pfl_mfe,pfl_mf-code,pfl_mfe-code,pfl_mf-equal --seeds 0 --budget-name paper"
     )
     (first, *_) = missing("pfedmb-table2-dirichlet-15", ledger)
     assert first.seconds is None and first.after.startswith(
@@ -199,6 +199,11 @@ def test_gaps_without_a_run_to_measure_by_name_no_time(ledger: Ledger) -> None:
     )
     both = named("pfedmb-table3", ledger)
     assert len(both) == len(set(both)) and any("fig5" in command for command in both)
+
+
+def test_rows_that_lack_the_same_seeds_share_a_command(ledger: Ledger) -> None:
+    mine = [one for one in named("pfedmb-table3", ledger) if "reproduce pfedmb-table3-random2-15 " in one]
+    assert mine == ["pfl-lite reproduce pfedmb-table3-random2-15 --methods b2,b5,b10,b20 --seeds 0"]
 
 
 def test_a_full_ledger_has_nothing_missing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,11 @@ def gaps_of(
     arms: Sequence[Arm] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> list[Missing]:
-    """The commands that would fill an experiment's gaps (of some arms and seeds); arms that share a training share a command."""
+    """The commands that would fill an experiment's gaps (of some arms and seeds).
+
+    Arms that share a training share a command, and so do those that lack the same seeds and wait for the same; not where it is
+    known that they take unlike times.
+    """
     plan = Plan(experiment, ledger, arms, seeds)
     gaps: dict[str, list[tuple[Arm, int]]] = {}
     for arm, seed in plan.missing():
@@ -204,7 +208,7 @@ def gaps_of(
     for arm in plan.arms:
         if arm.grid and plan.searching is experiment and plan.known(arm) and plan.chosen(arm) is None:
             gaps.setdefault(arm.key, [])
-    found = []
+    together: dict[tuple[str, str, float | None], tuple[list[str], int]] = {}
     for training, some in gaps.items():
         keys = list(dict.fromkeys(arm.key for arm, _ in some)) or [training]
         lacking = sorted({seed for _, seed in some})
@@ -214,10 +218,14 @@ def gaps_of(
             after = plan.searching.command(plan.source(first).key)
         elif waits := [seed for seed in lacking if plan.awaits(first, seed)]:
             after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
-        command = experiment.command(",".join(keys), ",".join(map(str, lacking)))
         known = [run["seconds"] for run in ledger.read(experiment.name) if run["arm"] in keys]
-        time = median(known) if known else None
-        found.append(Missing(command, len(some), time, after, experiment.unavailable))
+        row = ",".join(map(str, lacking)), after, median(known) if known else None
+        others, number = together.get(row, ([], 0))
+        together[row] = [*others, *keys], number + len(some)
+    found = [
+        Missing(experiment.command(",".join(keys), seeds), number, time, after, experiment.unavailable)
+        for (seeds, after, time), (keys, number) in together.items()
+    ]
     for arm in experiment.arms if arms is None else arms:
         home, own = home_of(experiment, arm)
         if home is not experiment:
