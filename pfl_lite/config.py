@@ -143,35 +143,42 @@ class RunConfig:
                 self._check(prefix + name, value is None or right(value), wanted)
         for name in TUNING:
             idle = getattr(self, name) is None or self.ft_epochs > 0
-            self._check(name, idle, "left out unless ft_epochs is positive")
+            self._check_beside(name, idle, "left out unless ft_epochs is positive")
         self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
         self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
         self._check("val_fraction", 0 <= self.val_fraction < 1, "in [0, 1)")
         idle = is_file(self.partition) and self.val_fraction != RunConfig.val_fraction
-        self._check("val_fraction", not idle, "left out where a partition's file says who validates on what")
-        self._check("ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive")
-        self._check(
+        self._check_beside(
+            "val_fraction", not idle, "left out where a partition's file says who validates on what"
+        )
+        self._check_beside(
+            "ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive"
+        )
+        self._check_beside(
             "ft_factors", not self.ft_factors or self.ft_epochs > 0, "left out unless ft_epochs is positive"
         )
         _ = self.tuning_factors
         self._check("patience", self.patience >= 0, "0 or more")
         looked = self.ft_every if self.ft_epochs else self.eval_every
         wanted = "0, or at least as many rounds as lie between two looks at the scored models"
-        self._check("patience", self.patience == 0 or 0 < looked <= self.patience, f"{wanted} ({looked})")
+        self._check_beside(
+            "patience", self.patience == 0 or 0 < looked <= self.patience, f"{wanted} ({looked})"
+        )
         for name in ("patience", "ft_factors"):
             known = self.val_fraction > 0 or not getattr(self, name)
-            self._check(name, known, "left out where there are no validation images")
+            self._check_beside(name, known, "left out where there are no validation images")
         for name, words in WORDS.items():
             self._check(name, getattr(self, name) in words, f"one of {', '.join(words)}")
         check_device(self.device)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:
-            # what is wrong with a value that another setting rules out is not the value
-            found = (
-                "" if wanted.startswith(("left out", "0 unless", "0, or")) else f", not {getattr(self, name)}"
-            )
-            raise InputError(f"{name} must be {wanted}{found}")
+            raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
+
+    def _check_beside(self, name: str, right: bool, wanted: str) -> None:
+        """As `_check`, where another setting rules the value out: what is wrong with it is not the value."""
+        if not right:
+            raise InputError(f"{name} must be {wanted}")
 
     @property
     def tuning_factors(self) -> tuple[float, ...]:

@@ -746,9 +746,7 @@ def test_what_only_reads_the_ledger_changes_no_file(command: str, tmp_path: Path
 def test_a_partition_in_a_file_is_used_again(tmp_path: Path) -> None:
     parts, spec = tmp_path / "parts.npz", ["--data", "digits:0.3", "--clients", 4]
     assert call("partition", *spec, "--partition", "concept:2", "--seed", 5, "--out", parts).exit_code == 0
-    again = call(
-        "partition", "--data", "digits:0.3", "--partition", parts
-    )  # over as many clients as the file's
+    again = call("partition", "--data", "digits:0.3", "--partition", parts)  # as many clients as in the file
     assert again.stdout == call("partition", *spec, "--partition", "concept:2", "--seed", 5).stdout
     wrong = call("partition", "--data", "digits:0.3", "--partition", parts, "--clients", 10)
     assert wrong.exit_code == 2 and "over 4 clients, not 10: ask for 4" in wrong.stderr

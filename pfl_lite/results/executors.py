@@ -180,10 +180,8 @@ class ProcessExecutor:
             self.busy.discard(worker)
             if lives:  # also after an error of the run's own, or its process would be killed and not ended
                 self.free.append(worker)
-            if (
-                self.stopped
-            ):  # also if it has started since, or `close` is interrupted: nothing else would end it
-                worker.stop()
+            if self.stopped:
+                worker.stop()  # nothing else would, if it has started since or `close` is interrupted
 
     def result(self, future: Future[Report]) -> Report:
         """What a finished run came to."""
