@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from pfl_lite import __version__
 from pfl_lite.__main__ import main as main
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, unknown
 
 LONGEST = 500  # characters of a sentence
 LISTS_TOLD = (
@@ -99,15 +99,19 @@ class PartitionCommand(TyperCommand):
 
 
 def setting_hint(error: Exception) -> str | None:
-    """How a method's setting is given, where it was taken for an option of the command that trains."""
+    """How a method's setting is given, where it was taken for an option of a command that trains."""
     from pfl_lite.methods import METHODS
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     command = getattr(getattr(error, "ctx", None), "command", None)
-    if "set_" not in {option.name for option in getattr(command, "params", ())}:
-        return None
     owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
-    return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..." if owners else None
+    if not owners:
+        return None
+    if getattr(command, "name", "") == "compare":
+        return f"{name} is a setting of {', '.join(owners)}: write {owners[0]}:{name}=..."
+    if "set_" in {option.name for option in getattr(command, "params", ())}:
+        return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..."
+    return None
 
 
 def settings_of_a_run() -> dict[str, tuple[str, Any, str]]:
@@ -402,19 +406,42 @@ def convert(
     typer.echo(f"wrote {len(clients)} clients with {len(images.card.classes)} classes to {out}")
 
 
-def parse_settings(pairs: list[str]) -> dict[str, str]:
+def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
     """`["mu=0.1", "ft_epochs=5"]` as a dict; raises InputError for anything without a name and a value."""
     settings: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
-            raise InputError(f"--set takes name=value, e.g. --set mu=0.1, not '{pair}'")
+            raise InputError(f"{of.strip()} takes name=value, e.g. {of}mu=0.1, not '{pair}'")
         if name == "method":
-            raise InputError("--set method=... is not a setting: the method is the first word after run")
+            raise InputError(f"{of}method=... is not a setting: the method is the word before it")
         if name in settings:
-            raise InputError(f"--set {name} is given twice: {settings[name]} and {value}")
+            raise InputError(f"{of}{name} is given twice: {settings[name]} and {value}")
         settings[name] = value
     return settings
+
+
+def whole_numbers(seeds: str) -> list[int]:
+    """`0,1,2` as numbers; raises InputError for anything else."""
+    try:
+        return [int(seed) for seed in seeds.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
+        ) from error
+
+
+def prepare(workers: int, device: str) -> None:
+    """Make ready for runs of one thread a process, before torch is loaded."""
+    if workers > 1:
+        if device != "cuda":  # which is refused; a process that sees a GPU cannot be forked
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        if workers > (cores := os.cpu_count() or 1):
+            tell(f"{workers} workers on {cores} cores take turns: more than {cores} gain nothing")
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
+        torch.set_num_threads(1)  # small networks are faster so
 
 
 # One option for each field of `config.RunConfig`, with its docstring as help: `--participation` is its `participation`.
@@ -455,13 +482,7 @@ def run(
     own = parse_settings(set_ or [])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
-    if workers > 1:
-        if settings["device"] != "cuda":  # which is refused; a process that sees a GPU cannot be forked
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        if workers > (cores := os.cpu_count() or 1):
-            tell(f"{workers} workers on {cores} cores take turns: more than {cores} gain nothing")
-    import torch
-
+    prepare(workers, settings["device"])
     from pfl_lite.atomic_files import write_json
     from pfl_lite.config import make_config
     from pfl_lite.engine.processes import over_processes
@@ -471,8 +492,6 @@ def run(
 
     if save is not None:
         safetensors_for(save)
-    if "OMP_NUM_THREADS" not in os.environ:  # torch reads it, and it is how one asks for more threads
-        torch.set_num_threads(1)  # small networks are faster so
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)
@@ -502,6 +521,50 @@ def run(
     if save is not None:
         simulation.save_models(save)
         typer.echo(f"wrote {save}")
+
+
+@app.command()
+@with_settings(*(name for name in settings_of_a_run() if name != "seed"))
+def compare(
+    context: typer.Context,
+    methods: list[str] = typer.Argument(
+        ..., help="methods, each with settings of its own if it needs some: NAME:x=1,y=2"
+    ),
+    seeds: str = typer.Option("3", help="how many, or which, separated by commas"),
+    workers: int = typer.Option(
+        1, help="processes that share out a round's clients, one thread each; same numbers"
+    ),
+    format: str = typer.Option("text", help="text, markdown or csv"),
+    **settings: Any,
+) -> None:
+    """Run several methods with several seeds, and say by how many points each is ahead of the first one.
+
+    Example: `pfl-lite compare local fedavg ditto:lam=0.1 --data digits --model linear --epochs 5 --lr 0.5`
+
+    `difference` is paired by seed and client, and `low` and `high` are its 95% interval: if it contains zero, the runs cannot say
+    which of the two methods is better.
+    """
+    prepare(workers, settings["device"])
+    from pfl_lite.comparing import compare as table
+    from pfl_lite.show.text import FORMATS, render
+
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    options = {name: value for name, value in settings.items() if asked_for(context, name)}
+    rows: dict[str, dict[str, str]] = {}
+    for word in methods:
+        name, _, own = word.partition(":")
+        if word in rows:
+            raise InputError(
+                f"{word} is there twice: give each method once, or other settings, as in ditto:lam=0.1"
+            )
+        rows[word] = {"method": name} | parse_settings(own.split(",") if own else [], f"{name}:")
+    numbers = whole_numbers(seeds)
+    frame = table(rows, numbers[0] if "," not in seeds else numbers, workers=workers, **options)
+    frame.attrs["title"] = (
+        f"In percent, and in points from {methods[0]} with a 95% interval over seeds and clients"
+    )
+    typer.echo(render(frame.reset_index(), format), nl=False)
 
 
 def tell(message: object, *_: object, **__: object) -> None:
@@ -559,17 +622,11 @@ def reproduce(
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.results.run import reproduce as train
 
-    try:
-        numbers = None if seeds is None else [int(seed) for seed in seeds.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
-        ) from error
     done = train(
         experiment,
         budget=budget_name,
         methods=None if methods is None else methods.split(","),
-        seeds=numbers,
+        seeds=None if seeds is None else whole_numbers(seeds),
         rounds=rounds,
         workers=workers,
         scheduler=scheduler,

@@ -457,7 +457,7 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--ft-batch-size", "8"], "left out unless ft_epochs is positive"),
         (["run", "fedavg", "--augment", "blur"], "none, crop_flip"),
         (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "some of these see labels changed"),
-        (["run", "fedavg", "--set", "method=local"], "the method is the first word"),
+        (["run", "fedavg", "--set", "method=local"], "the method is the word before it"),
         (["run", "fedprox", "--set", "mu=1", "--set", "mu=2"], "given twice"),
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
         (["run", "fedavg", "--out", "nul\0x.json"], "is no name of a file"),

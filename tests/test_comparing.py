@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from pfl_lite import compare, make_federation, run
+from pfl_lite.cli import app
 from pfl_lite.errors import InputError
 from pfl_lite.methods import FedProx
 from pfl_lite.papers.statement import by_unit, estimate
@@ -92,3 +97,43 @@ def test_what_cannot_be_compared_is_refused_before_any_run(
     with pytest.raises(InputError, match=says) as error:
         compare(methods, **(SHORT | more))
     assert len(str(error.value).splitlines()) == 1 and not capsys.readouterr().err
+
+
+def test_the_command_line_prints_the_same_table_and_gives_a_method_its_own_settings() -> None:
+    short = [f"--{name}={value}" for name, value in SHORT.items()]
+    asked = ["compare", "local", "ditto:lam=0.1,ft_epochs=2", "--seeds", "2,5", "--format", "csv", *short]
+    result = CliRunner().invoke(app, asked)
+    rows = {"local": {}, "ditto:lam=0.1,ft_epochs=2": {"method": "ditto", "lam": 0.1, "ft_epochs": 2}}
+    expected = compare(rows, seeds=[2, 5], **SHORT).reset_index()
+    assert result.exit_code == 0 and result.stdout == expected.to_csv(index=False, float_format="%.2f")
+    assert len(result.stderr.splitlines()) == 4
+    text = CliRunner().invoke(app, ["compare", "local", "fedavg", "--seeds", "1", *short]).stdout
+    assert "points from local" in text and len(re.findall("^(?:local|fedavg) ", text, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["local", "local"], "local is there twice"),
+        (["local", "ditto:lam"], "ditto: takes name=value, e.g. ditto:mu=0.1, not 'lam'"),
+        (["local", "ditto:lam=1,lam=2"], "ditto:lam is given twice: 1 and 2"),
+        (["local", "fedavg:lam=2"], "unknown setting of fedavg 'lam'"),
+        (["local", "ditto", "--lam", "2"], "write pfedme:lam=..."),
+        (["local", "fedavg", "--seeds", "x"], "--seeds takes whole numbers separated by commas"),
+        (["local", "fedavg", "--format", "x"], "unknown format 'x'"),
+        (["local", "fedavg:clients=3"], "clients of 'fedavg:clients=3' must be that of all methods"),
+    ],
+)
+def test_the_command_line_refuses_in_one_sentence(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["compare", *arguments])
+    assert result.exit_code == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_the_block_of_the_readme_runs() -> None:
+    readme = Path(__file__).resolve().parent.parent / "README.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [one for one in blocks if "compare(" in one]
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(block, {})
+    assert [line.split()[0] for line in told.getvalue().splitlines()[2:]] == ["local", "fedavg", "ditto"]
