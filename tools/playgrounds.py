@@ -33,7 +33,7 @@ PAGE = """<!doctype html>
 PLAYGROUNDS: dict[str, str] = {
     "server": "Be the server",
     "federation": "Train a federation here",
-    "difference": "Which difference have I got?",
+    "difference": "Which difference do I have?",
 }
 """Every playground and its title."""
 SCRIPTS = [

@@ -1,4 +1,4 @@
-// Which difference have I got? Mail of some offices and three numbers; the player names the kind of difference.
+// Which difference do I have? Mail of some offices and three numbers; the player names the kind of difference.
 (() => {
   "use strict";
   if (typeof document === "undefined") return;
