@@ -353,20 +353,24 @@ def pfedmb_branches(setting: str) -> Experiment:
 def our_addition(
     setting: str, name: str, change: str, why: str, rows: Sequence[tuple[str, str, str, Settings]]
 ) -> Experiment:
-    """Rows of a setting of Table II once more, with a setting of our choice instead of the one that their search chose.
+    """Rows of Table I or of a setting of Table II once more, with a setting of our choice instead of the one that was searched.
 
     Args:
-        setting: whose paper budget is taken.
+        setting: of Table II, or `table1`: whose paper budget is taken.
         name: the experiment's.
         change: what is different, for its title.
         why: its only deviation from that table.
         rows: key, method, what its label adds, and all that its search would have chosen.
     """
-    base = pfedmb_table2(setting).at("paper")
+    table, where = PFEDMB_TABLE1, "Table I"
+    if setting != "table1":
+        table = pfedmb_table2(setting)
+        where = f"Table II, {TABLE2_SETTINGS[setting][3].replace('; ', ', ')} clients"
+    base = table.at("paper")
     return replace(
         base,
         name=name,
-        title=f"Our addition to pFedMB's Table II, {TABLE2_SETTINGS[setting][3].replace('; ', ', ')} clients: {change}",
+        title=f"Our addition to pFedMB's {where}: {change}",
         budget=DEFAULT_BUDGET,
         arms=tuple(
             Arm(key, method, f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
@@ -432,6 +436,21 @@ def pfedmb_momentum() -> Experiment:
     )
 
 
+def pfedmb_unweighted() -> Experiment:
+    """Our addition: is it weight decay, with which eq. 5 is best, that holds eq. 6 back?"""
+    chosen = BRANCH_SEARCH["grid"][0] | {"lr": 0.03}
+    words = f"eq. 6, weight decay {chosen['weight_decay']}"
+    return our_addition(
+        "table1",
+        UNWEIGHTED,
+        "eq. 6 with less weight decay",
+        "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
+        f"decay {chosen['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
+        [("pfedmb-plain-decay", "pfedmb", words, chosen | SHARED_ALPHA | {"aggregation": "plain"})],
+    )
+
+
+UNWEIGHTED = "pfedmb-unweighted"
 SLOWER, MOMENTUM = "pfedmb-slower-cifar100-50", "pfedmb-momentum-dirichlet-50"
 
 
@@ -447,6 +466,7 @@ PFEDMB = (
     *map(pfedmb_decay, ("random2-50", "random2-15")),
     pfedmb_slower(),
     pfedmb_momentum(),
+    pfedmb_unweighted(),
 )
 
 
