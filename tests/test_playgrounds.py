@@ -353,3 +353,57 @@ def test_a_page_that_names_a_playground_gets_it_whole() -> None:
 def test_an_unknown_playground_is_refused() -> None:
     with pytest.raises(InputError, match="server"):
         playground("sever")
+
+
+BETS = """(() => {
+  const pool = O.unpack(v.pool), shape = { pixels: O.PIXELS, hidden: 16, classes: O.CLASSES };
+  const o = { lr: 0.5, steps: 5, tuning: 10, cut: 16 * (O.PIXELS + 1), lam: 0.3, clusters: 2, branches: 3, alpha_lr: 1 };
+  return v.bets.map(([kind, strength]) => v.seeds.map((seed) => {
+    const offices = O.deal(pool, { kind, strength, seed });
+    const [train, test] = ["train", "test"].map((split) => offices.map((one) => P.learner({ ...one[split], ...shape })));
+    const starts = [0, 1, 2].map((copy) => P.drawn(100 * seed + copy, O.PIXELS, 16, O.CLASSES));
+    return v.methods.map((name) => {
+      let state = P.METHODS[name].start(starts, train, o);
+      for (let t = 0; t < 20; t++) state = P.METHODS[name].round(state, train, o);
+      return P.METHODS[name].personal(state, train, o).map((w, i) => test[i].accuracy(w));
+    });
+  }));
+})()"""
+
+
+@pytest.mark.slow
+def test_the_bets_ended_as_the_page_says() -> None:
+    page = (ROOT / "book/train-a-federation.md").read_text(encoding="utf-8")
+    script = (STATIC / "play_federation.js").read_text(encoding="utf-8")
+    for words in (
+        "lr: 0.5,",
+        "tuning: 10,",
+        "lam: 0.3,",
+        "clusters: 2,",
+        "branches: 3,",
+        "alpha_lr: 1 ",
+        "= [16, 20]",
+    ):
+        assert words in script
+    methods = ["local", "fedavg", "pfl_ft", "fedper", "ditto", "ifca", "pfedmb"]
+    bets = [("none", 0), ("label", 0.9), ("concept", 0.2), ("concept", 1), ("feature", 1), ("quantity", 1)]
+    found = javascript(BETS, pool=digits(), bets=bets, seeds=list(range(1, 11)), methods=methods)
+    read = 100 * np.array(found)  # [bets, seeds, methods, offices]
+    rows = [line.split("|")[2:-1] for line in page.splitlines() if re.match(r"\| \d, ", line)]
+    # a mean that ends in .5 may be printed either way
+    assert np.abs(read.mean((1, 3)) - np.array(rows, dtype=float)).max() < 0.51
+    nothing, label, weak, strong, feature, quantity = (
+        dict(zip(methods, bet.mean(0), strict=True)) for bet in read
+    )
+    assert nothing["fedavg"].mean() - nothing["local"].mean() == pytest.approx(12, abs=0.5)
+    assert [round(x) for x in label["fedavg"][[4, 3]]] == [71, 72] and np.delete(
+        label["fedavg"], [3, 4]
+    ).min() > 90.5
+    for bet in (2, 3):
+        lucky = read[bet, :, 5].mean(1) > 88
+        assert lucky.sum() in (2, 3) and abs(read[bet, lucky, 5].mean() - 91) < 1
+    assert strong["fedper"].mean() > 85 and weak["fedper"].mean() > 85
+    assert round(feature["local"].mean() - feature["fedavg"].mean()) == 16 and max(feature["fedavg"][6:]) < 50
+    assert feature["pfl_ft"].mean() < feature["local"].mean()
+    assert [round(quantity["local"][i]) for i in (0, 7)] == [94, 16] and quantity["fedavg"].min() > 91.5
+    assert round(quantity["fedavg"][7] - quantity["pfl_ft"][7]) == 26
