@@ -76,7 +76,16 @@ def test_the_code_on_methods_runs() -> None:
     assert len(blocks) >= 5
     # private scales help where labels are skewed
     assert accuracy["Rescaled(own_lr=0.5)"] > accuracy["Rescaled(own_lr=0)"]
-    assert min(accuracy["fedavg"], accuracy["pfl_mfe"]) > 50, "the page's network learns"
+    told = {
+        name: int(percent)
+        for percent, name in re.findall(r"(\d+)% for `?([\w-]+(?:\(\))?)", PAGE.read_text())
+    }
+    assert (
+        told.keys() >= {"Local", "FedAvg", "Rescaled()", "PFL-MFE"} and told["FedAvg"] == 81
+    )  # the last one told
+    ran = {"Local": "Local()", "Rescaled()": "Rescaled(own_lr=0.5)", "FedAvg": "fedavg", "PFL-MFE": "pfl_mfe"}
+    assert all(abs(accuracy[line] - told[name]) < 3 for name, line in ran.items())
+    assert abs(accuracy["FedAvg(weights='size')"] - 90) < 2
     assert sum(code_lines(blocks[0])) <= 40, "the page promises forty lines"
 
 
@@ -104,6 +113,8 @@ def test_the_code_on_data_runs_by_itself() -> None:
     scores = {line.split()[0]: line.split()[1:] for line in lines}
     assert scores["method"] == ["fedavg", "fedper", "local"] and scores["6"] == ["NaN"] * 3
     assert all("NaN" not in scores[str(i)] for i in range(6))
+    assert sum(float(scores[str(i)][0]) >= max(map(float, scores[str(i)])) for i in range(6)) >= 4  # FedAvg's
+    assert abs(percent["fedper on the stripes"] - 78) < 5
     assert percent["fedper on the pets of 3 sites"] > 75  # a guess is right in 50
     assert datasets()["pets"].classes == ("cat", "dog")
 
