@@ -351,7 +351,12 @@ def pfedmb_branches(setting: str) -> Experiment:
 
 
 def our_addition(
-    setting: str, name: str, change: str, why: str, rows: Sequence[tuple[str, str, str, Settings]]
+    setting: str,
+    name: str,
+    change: str,
+    why: str,
+    rows: Sequence[tuple[str, str, str, Settings]],
+    seeds: tuple[int, ...] = (0,),
 ) -> Experiment:
     """Rows of Table I or of a setting of Table II once more, with a setting of our choice instead of the one that was searched.
 
@@ -361,6 +366,7 @@ def our_addition(
         change: what is different, for its title.
         why: its only deviation from that table.
         rows: key, method, what its label adds, and all that its search would have chosen.
+        seeds: those of the results.
     """
     table, where = PFEDMB_TABLE1, "Table I"
     if setting != "table1":
@@ -376,7 +382,7 @@ def our_addition(
             Arm(key, method, f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
             for key, method, words, chosen in rows
         ),
-        seeds=(0,),
+        seeds=seeds,
         searched_in=None,
         deviations=(why,),
     )
@@ -447,6 +453,7 @@ def pfedmb_unweighted() -> Experiment:
         "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
         f"decay {chosen['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
         [("pfedmb-plain-decay", "pfedmb", words, chosen | SHARED_ALPHA | {"aggregation": "plain"})],
+        PFEDMB_TABLE1.seeds,
     )
 
 
