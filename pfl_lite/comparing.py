@@ -13,14 +13,12 @@ import pandas as pd
 
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.processes import over_processes
-from pfl_lite.engine.rounds import described
-from pfl_lite.engine.simulation import Simulation, run
+from pfl_lite.engine.simulation import prepared, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
 
-OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers")
+OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
 
 
@@ -56,11 +54,11 @@ def compare(
 
     Returns:
         A row per method, in the order in which they are given, so that the first row is what the others are compared with.
-        `accuracy` is in percent: the mean over seeds and clients on the clients' own test images, after fine-tuning where a
-        run has `ft_epochs` (for tables of numbers it is `r2`, times 100). `difference` is the mean of a row minus the first row
-        in points, paired by seed and client, over the clients that have test images with every seed. `low` and `high` are its
-        95% t interval over seeds and clients. All three are NaN in the first row. A single seed shows only a part of its error,
-        so its interval is widened.
+        `accuracy` is in percent: the mean over seeds and clients on the clients' own test images, after fine-tuning where a run
+        has `ft_epochs` (for tables of numbers it is `r2`, times 100). Clients that are held out (`unseen`) do not count.
+        `difference` is the mean of a row minus the first row in points, paired by seed and client, over the clients that have
+        test images with every seed. `low` and `high` are its 95% t interval over seeds and clients. All three are NaN in the
+        first row. A single seed shows only a part of its error, so its interval is widened.
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
@@ -69,34 +67,45 @@ def compare(
     rows, numbers = _rows(methods), _seeds(seeds)
     if "seed" in settings:
         raise InputError(f"compare takes seeds, not seed: write seeds=[{settings['seed']}]")
-    _check(rows, numbers, federation, workers, settings)
+    for seed in numbers:
+        make_config("local", seed=seed)
+    with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
+        for row in rows:
+            prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
     first: np.ndarray | None = None
     table = []
     for at, row in enumerate(rows):
-        scores = []
+        scores, held = [], []  # of all clients, one a seed; whether they have test images and took part
         for seed in numbers:
             started = time.perf_counter()
             sim = run(row.method, federation=federation, workers=workers, **(settings | row.own), seed=seed)
             metric, report = sim.history.metric, sim.report()
             scores.append(100 * np.array(report["final"][f"test_{metric}"], dtype=float))
+            held.append(np.array(report["final"]["test_size"]) > 0)
+            held[-1][sim.history.unseen] = False  # newcomers are another question
             took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
             print(
-                f"{row.name} seed {seed}: {np.nanmean(scores[-1]):.2f}% after {took:.1f} s, "
+                f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
                 f"run {ended} of {len(rows) * len(numbers)}",
                 file=sys.stderr,
                 flush=True,
             )
-        own = np.array(scores)  # [seeds, clients]
-        found = {metric: float(np.nanmean(own))}
+        own, there = np.array(scores), np.array(held)  # [seeds, clients]
+        found = {metric: _mean(own[there])}
         if first is None:
             first = own
         else:
-            ahead = by_unit(own - first, report)
-            lead = estimate(ahead[:, np.isfinite(ahead).all(0)])
+            paired = by_unit(np.where(there, 0.0, np.nan), report)
+            lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
             found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
         table.append(found)
     columns = [metric, "difference", "low", "high"]
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
+
+
+def _mean(values: np.ndarray) -> float:
+    """Not a number where one of them is none, or where there are none."""
+    return float(values.mean()) if values.size else np.nan
 
 
 def _rows(methods: Iterable[str | Method] | Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -139,22 +148,3 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
             f"seeds must be a number of 1 or more, or different seeds such as [0, 1, 2], not {seeds!r}"
         )
     return numbers
-
-
-def _check(
-    rows: list[Row],
-    seeds: list[int],
-    federation: Federation | None,
-    workers: int,
-    settings: dict[str, Any],
-) -> None:
-    """Make every configuration, and every method's first simulation, before any run starts."""
-    given = {} if federation is None else described(federation)
-    with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
-        for row in rows:
-            configs = [make_config(row.method, **(given | settings | row.own), seed=seed) for seed in seeds]
-            there = federation
-            if federation is not None and configs[0].device != "auto":
-                there = federation.to(configs[0].device)
-            over_processes(workers, configs[0], there)
-            Simulation(configs[0], there)

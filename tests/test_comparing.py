@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from pfl_lite import compare, make_federation, run
 from pfl_lite.cli import app
+from pfl_lite.data.csv_clients import read_tables
 from pfl_lite.errors import InputError
 from pfl_lite.methods import FedProx
 from pfl_lite.papers.statement import by_unit, estimate
@@ -137,3 +140,31 @@ def test_the_block_of_the_readme_runs() -> None:
     with contextlib.redirect_stdout(told):
         exec(block, {})
     assert [line.split()[0] for line in told.getvalue().splitlines()[2:]] == ["local", "fedavg", "ditto"]
+
+
+def test_newcomers_do_not_count_and_are_the_same_for_every_method() -> None:
+    frame = compare(["local", "fedavg"], seeds=[3], unseen=1, **SHORT)
+    ends = [run(one, seed=3, unseen=1, **SHORT) for one in ("local", "fedavg")]
+    there = [i for i in range(4) if i not in ends[0].history.unseen]
+    first, second = (100 * np.array(sim.report()["final"]["test_accuracy"])[there] for sim in ends)
+    assert len(there) == 3 and frame["accuracy"].tolist() == pytest.approx([first.mean(), second.mean()])
+    assert frame.loc["fedavg", "difference"] == pytest.approx((second - first).mean())
+    with pytest.raises(InputError, match="unseen of 'local' must be that of all methods"):
+        compare({"fedavg": {}, "local": {"unseen": 2}}, **SHORT)
+
+
+def test_a_method_that_lost_a_client_has_no_mean_and_nothing_to_score_no_difference(tmp_path: Path) -> None:
+    for i in range(3):
+        rows = "\n".join(f"{x},{(i + 1) * x + x % 3}" for x in range(20))
+        (tmp_path / f"{i}.csv").write_text(f"a,y\n{rows}\n")
+    tables = read_tables(sorted(tmp_path.glob("*.csv")), "y")
+    settings: dict[str, Any] = {"rounds": 2, "model": "linear", "federation": tables, "seeds": [0]}
+    with warnings.catch_warnings(action="ignore"):
+        frame = compare({"local": {}, "wild": {"method": "local", "lr": 1e30}}, **settings)
+    assert np.isfinite(frame.loc["local", "r2"]) and frame.loc["wild", ["r2", "difference"]].isna().all()
+    nothing = replace(tables, test=[rows[:0] for rows in tables.test])
+    assert (
+        compare(["local", "fedavg"], **(settings | {"federation": nothing}))[["r2", "difference"]]
+        .isna()
+        .all(axis=None)
+    )

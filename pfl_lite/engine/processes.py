@@ -194,15 +194,13 @@ def check_workers(workers: int) -> None:
         raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
 
 
-def over_processes(
-    workers: int, config: RunConfig, federation: Federation | None = None
-) -> Callable[..., Mapping] | None:
+def over_processes(workers: int, config: RunConfig) -> Callable[..., Mapping] | None:
     """What makes the mapping of a run that shares out its clients over so many processes; None for one, the run's own.
 
     Raises:
         InputError: so many processes cannot share out the clients of a round.
     """
-    config = config.resolved(None if federation is None else federation.size)
+    config = config.resolved()
     check_workers(workers)
     if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
         raise InputError(

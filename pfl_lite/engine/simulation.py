@@ -349,6 +349,17 @@ class Simulation(Rounds):
         write_models(Path(path), self.config.as_dict()["method"], groups)
 
 
+def prepared(
+    method: str | Method, federation: Federation | None, workers: int, **settings: Any
+) -> Simulation:
+    """A run before its first round; arguments as of `run`."""
+    config = make_config(method, **({} if federation is None else described(federation)) | settings)
+    there = federation
+    if federation is not None and config.device != "auto":
+        there = federation.to(config.device)
+    return Simulation(config, there, mapping=over_processes(workers, config))
+
+
 def run(
     method: str | Method = "fedavg",
     *,
@@ -371,12 +382,6 @@ def run(
     Raises:
         InputError: a setting that does not exist or cannot be; raised before any work starts.
     """
-    if federation is not None:
-        settings = described(federation) | settings
-    config = make_config(method, **settings)
-    there = federation
-    if federation is not None and config.device != "auto":
-        there = federation.to(config.device)
-    simulation = Simulation(config, there, mapping=over_processes(workers, config, there))
+    simulation = prepared(method, federation, workers, **settings)
     simulation.run(checkpoint=checkpoint)
     return simulation if federation is None else simulation.beside(federation)

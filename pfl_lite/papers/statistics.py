@@ -54,6 +54,8 @@ def two_way(difference: Array) -> Estimate:
     tell anything; a single number has an infinite error.
     """
     values = np.asarray(difference, dtype=float)
+    if not values.size:
+        return Estimate(np.nan, np.inf, 1)
     seeds, clients = values.shape
     rows, columns, mean = values.mean(1), values.mean(0), float(values.mean())
     squares = [
