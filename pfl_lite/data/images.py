@@ -450,7 +450,7 @@ def register_images(images: Images) -> None:
     name = images.name
     if name in {card.name for card in _CARDS}:
         raise InputError(
-            f"the name '{name}' is taken: give your images one that is not among {', '.join(datasets())}"
+            f"the name '{name}' is taken: give your images one that is not among {', '.join(card.name for card in _CARDS)}"
         )
     if name != images.card.name:
         raise InputError(
@@ -533,7 +533,8 @@ def _damaged(path: Path, card: Card, what: str) -> InputError:
 
 
 def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:
-    keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
+    told = card.writers or (card.name in _OWN and _WRITERS[0] in arrays)
+    keys = (*_KEYS, *_WRITERS) if told else _KEYS
     writers = [np.ravel(arrays[key]) for key in keys if key in _WRITERS]  # shapes are looked at later
     card = replace(
         card,
@@ -558,7 +559,7 @@ def _fraction(base: str, text: str) -> float:
 def _sample(images: Images, name: str, fraction: float) -> Images:
     """A part of the images drawn at random, in their order; a smaller part is contained in a larger one."""
     rng = generator(0, "part of a data set")
-    n_train, n_test = images.card.train_size, images.card.test_size
+    n_train, n_test = len(images.train_labels), len(images.test_labels)
     # FedEM's int(s_frac * n), whatever floats make of it
     wanted = math.floor(fraction * (n_train + n_test) + 1e-6)
     wanted_test = math.floor(fraction * n_test + 1e-6)
