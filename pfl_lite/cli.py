@@ -196,6 +196,9 @@ StoredResults = Annotated[
         help="folder of the results [data/results]",
     ),
 ]
+Workers = Annotated[
+    int, typer.Option(help="processes that share out a round's clients, one thread each; same numbers")
+]
 Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
 
@@ -451,9 +454,7 @@ def run(
     context: typer.Context,
     method: str = typer.Argument(..., help="a method (see `pfl-lite methods`)"),
     set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
-    workers: int = typer.Option(
-        1, help="processes that share out a round's clients, one thread each; same numbers"
-    ),
+    workers: Workers = 1,
     out: Path | None = file_option(".json with every round and the clients' final numbers"),
     save: Path | None = file_option(
         ".npz or .safetensors with initial/, global/, personal/ (as scored last) and state/ arrays"
@@ -531,9 +532,7 @@ def compare(
         ..., help="methods, each with settings of its own if it needs some: NAME:x=1,y=2"
     ),
     seeds: str = typer.Option("3", help="how many, or which, separated by commas"),
-    workers: int = typer.Option(
-        1, help="processes that share out a round's clients, one thread each; same numbers"
-    ),
+    workers: Workers = 1,
     format: str = typer.Option("text", help="text, markdown or csv"),
     **settings: Any,
 ) -> None:

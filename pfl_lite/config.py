@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -223,21 +223,18 @@ class RunConfig:
         return asdict(self) | {"method": {"name": self.method.name, **asdict(self.method)}}
 
 
-_KINDS: dict[str, schema.Rule] = {
-    "int": schema.count,
-    "float": schema.number(0, schema.WIDE),
-    "str": schema.text,
-    "bool": schema.flag,
+KINDS: dict[str, type] = {
+    name: (get_args(hint) or (hint,))[0]
+    for name, hint in get_type_hints(RunConfig).items()
+    if name != "method"
 }
+# The type of every setting but the method; of one that may be left out, without None. No docstring: see below.
+_RULES = {int: schema.count, float: schema.number(0, schema.WIDE), str: schema.text, bool: schema.flag}
 # The rules of a method with its settings, and of a configuration, in a file. No docstrings: a rule is a function of `schema`.
 METHOD = schema.fields({"name": schema.text}, rest=lambda _: schema.scalar)
 STORED = schema.fields(
     {"method": METHOD},
-    {
-        f.name: schema.nullable(_KINDS[word]) if "None" in str(f.type) else _KINDS[word]
-        for f in fields(RunConfig)
-        if (word := str(f.type).split(" ")[0]) in _KINDS
-    },
+    {name: schema.nullable(_RULES[kind]) if name in TUNING else _RULES[kind] for name, kind in KINDS.items()},
     rest=lambda _: schema.scalar,
 )
 
@@ -284,22 +281,20 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
         )
     if isinstance(method, type):
         raise InputError(f"a method is given by its name or with its settings: write {method.__name__}()")
-    names = {"int": int, "float": float, "str": str, "bool": bool}
-    kinds = {f.name: names[str(f.type).split(" ")[0]] for f in fields(RunConfig) if f.name != "method"}
-    own = {name: value for name, value in settings.items() if name not in kinds}
+    own = {name: value for name, value in settings.items() if name not in KINDS}
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
         its = [f.name for f in fields(kind)]
         listed = f"its own: {', '.join(its) or 'none'}; `pfl-lite run --help` lists those of every run"
-        raise unknown(f"setting of {kind.name}", sorted(strange)[0], [*its, *kinds], listed)
+        raise unknown(f"setting of {kind.name}", sorted(strange)[0], [*its, *KINDS], listed)
     if isinstance(method, str):
         method = make_method(method, **own)
     elif own:
         method = replace(method, **convert_settings(type(method), own))
     run = {
-        name: convert(name, value, kinds[name])
+        name: convert(name, value, KINDS[name])
         for name, value in settings.items()
-        if name in kinds and not (value is None and name in TUNING)
+        if name in KINDS and not (value is None and name in TUNING)
     }
     if is_file(run.get("partition")) and "clients" not in run:
         run["clients"] = len(load_partition(run["partition"]))

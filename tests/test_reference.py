@@ -8,7 +8,7 @@ and off its default.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,27 @@ def symmetric(u: float) -> np.ndarray:
     return np.array([[u, 0.0], [-u, 0.0]])
 
 
+def close(ours: object, expected: object, atol: float = 1e-14) -> None:
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
+
+
+def slopes(f: Callable[[np.ndarray], float], at: np.ndarray, h: float = 1e-5) -> np.ndarray:
+    """df/dx of every entry by central differences."""
+    result = np.zeros_like(at)
+    for place in np.ndindex(*at.shape):
+        step = np.zeros_like(at)
+        step[place] = h
+        result[place] = (f(at + step) - f(at - step)) / (2 * h)
+    return result
+
+
+def some_clients(seed: int = 0) -> list[Client]:
+    """Five clients of 4 to 9 random samples, three features and four classes."""
+    rng = np.random.default_rng(seed)
+    draws = [(rng.normal(size=(n, 3)), rng.integers(4, size=n)) for n in (5, 9, 4, 7, 6)]
+    return [Client(join(x, np.ones(len(x))), y) for x, y in draws]
+
+
 # By hand, for `pair()` and the model (u, -u): both samples have the probability sigmoid(2u) of being right
 # and lose log(1 + exp(-2u)); the gradient with respect to the weights is (-s, s) with s = sigmoid(-2u), and
 # the two samples' gradients of the bias cancel. So one step of rate eta is u <- u + eta sigmoid(-2u), and the
@@ -58,12 +79,7 @@ def test_gradient_is_the_slope_of_the_loss() -> None:
     rng = np.random.default_rng(0)
     client = Client(join(rng.normal(size=(7, 3)), np.ones(7)), rng.integers(4, size=7))
     w = rng.normal(size=(4, 4))
-    slope = np.zeros_like(w)
-    for place in np.ndindex(*w.shape):
-        h = np.zeros_like(w)
-        h[place] = 1e-5
-        slope[place] = (client.loss(w + h) - client.loss(w - h)) / 2e-5
-    np.testing.assert_allclose(client.gradient(w), slope, atol=1e-9)
+    close(client.gradient(w), slopes(client.loss, w), 1e-9)
 
 
 def test_sgd_by_hand() -> None:

@@ -14,29 +14,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference import METHODS
-from reference.common import SGD, Client, Trained, join, log_softmax, pack, unpack
+from reference.common import SGD, Client, Trained, log_softmax, pack, unpack
 from reference.dense import Learner, Net, forward, joined
 from reference.fedavg import fedavg
 from reference.pfl_moe import activations, adam_steps, gate_of, gate_slope, mixed, sgd_steps, split
 from reference.seeds import generator
-from test_reference import FEDERATION, ROUNDS, command, read_federation, sigmoid, words
+from test_reference import (
+    FEDERATION,
+    ROUNDS,
+    close,
+    command,
+    read_federation,
+    sigmoid,
+    slopes,
+    some_clients,
+    words,
+)
 
 UNIT = SGD(lr=1.0)
 EXPERTS = ("pfl_moe", "pfl_mf", "pfl_mfe")
-
-
-def close(ours: object, expected: object, atol: float = 1e-14) -> None:
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
-
-
-def slopes(f: Callable[[np.ndarray], float], at: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """df/dx of every entry by central differences."""
-    result = np.zeros_like(at)
-    for place in np.ndindex(*at.shape):
-        step = np.zeros_like(at)
-        step[place] = h
-        result[place] = (f(at + step) - f(at - step)) / (2 * h)
-    return result
 
 
 # --- by hand ------------------------------------------------------------------------------------------------
@@ -118,13 +114,6 @@ def test_fixed_gates() -> None:
 
 
 # --- against finite differences, and against each other -----------------------------------------------------
-
-
-def some_clients(seed: int = 0) -> list[Client]:
-    """Five clients of 4 to 9 random samples, three features and four classes."""
-    rng = np.random.default_rng(seed)
-    draws = [(rng.normal(size=(n, 3)), rng.integers(4, size=n)) for n in (5, 9, 4, 7, 6)]
-    return [Client(join(x, np.ones(len(x))), y) for x, y in draws]
 
 
 def some_start(seed: int = 1, hidden: int = 5, reads: int = 3) -> Net:

@@ -12,7 +12,7 @@ from reference import METHODS
 from reference.common import SGD, Client, Trained, join
 from reference.fedem import mixture_loss
 from reference.linkage import bipartition
-from test_reference import pair, sigmoid, symmetric
+from test_reference import close, pair, sigmoid, symmetric
 
 ONE = SGD(lr=1.0)
 
@@ -30,10 +30,6 @@ def slopes(models: np.ndarray) -> np.ndarray:
     """The u of symmetric models; fails on others."""
     np.testing.assert_allclose(models, np.stack([symmetric(u) for u in models[:, 0, 0]]), atol=1e-14)
     return models[:, 0, 0]
-
-
-def close(ours: object, by_hand: object) -> None:
-    np.testing.assert_allclose(ours, by_hand, rtol=0, atol=1e-14)
 
 
 def test_fedavg_weights_by_hand() -> None:

@@ -13,31 +13,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference import METHODS
-from reference.common import SGD, Client, Trained, join, log_softmax, pack, unpack
+from reference.common import SGD, Client, Trained, log_softmax, pack, unpack
 from reference.dense import Learner, Net, joined, loss_slope
 from reference.fedavg import fedavg
 from reference.fedmn import average, warmed
 from reference.fedmn_client import Upload, concrete, local, sent
 from reference.modular import backward, forward, links, sizes
 from reference.router import decide, predict, route, route_back
-from test_reference import FEDERATION, ROUNDS, command, pair, read_federation, sigmoid, words
+from test_reference import (
+    FEDERATION,
+    ROUNDS,
+    close,
+    command,
+    pair,
+    read_federation,
+    sigmoid,
+    slopes,
+    some_clients,
+    words,
+)
 
 UNIT = SGD(lr=1.0)
 BUSY = SGD(lr=0.3, momentum=0.5, weight_decay=0.01)
-
-
-def close(ours: object, expected: object, atol: float = 1e-14) -> None:
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
-
-
-def slopes(f: Callable[[np.ndarray], float], at: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """df/dx of every entry by central differences."""
-    result = np.zeros_like(at)
-    for place in np.ndindex(*at.shape):
-        step = np.zeros_like(at)
-        step[place] = h
-        result[place] = (f(at + step) - f(at - step)) / (2 * h)
-    return result
 
 
 def some_network(*n: int, deep: bool = False, seed: int = 1) -> Net:
@@ -52,13 +49,6 @@ def some_network(*n: int, deep: bool = False, seed: int = 1) -> Net:
     shapes |= {f"router/x/{layer}": shape for layer, shape in routing.items()}
     shapes |= {"router/y": (3, 5), "router/out": (E, 7 + 3 + 1)}
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
-
-
-def some_clients(seed: int = 0) -> list[Client]:
-    """Five clients of 4 to 9 random samples, three features and four classes."""
-    rng = np.random.default_rng(seed)
-    draws = [(rng.normal(size=(n, 3)), rng.integers(4, size=n)) for n in (5, 9, 4, 7, 6)]
-    return [Client(join(x, np.ones(len(x))), y) for x, y in draws]
 
 
 def loss(y: np.ndarray, f: Client) -> float:

@@ -8,8 +8,6 @@ u <- u - eta sigmoid(2u).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from reference import METHODS
@@ -18,24 +16,10 @@ from reference.moon import contrast_slope
 from reference.perfedavg import hessian_times
 from reference.pfedhn import generate, pull_back
 from reference.projection import gradient, layers, project, projected
-from test_reference import pair, sigmoid, symmetric
+from test_reference import close, pair, sigmoid, slopes, symmetric
 
 TWO = [pair(), pair(flipped=True, copies=2)]  # 2 and 4 samples
 UNIT = SGD(lr=1.0)
-
-
-def slopes(f: Callable[[np.ndarray], float], at: np.ndarray, h: float = 1e-5) -> np.ndarray:
-    """df/dx of every entry by central differences."""
-    result = np.zeros_like(at)
-    for place in np.ndindex(*at.shape):
-        step = np.zeros_like(at)
-        step[place] = h
-        result[place] = (f(at + step) - f(at - step)) / (2 * h)
-    return result
-
-
-def close(ours: object, expected: object, atol: float = 1e-14) -> None:
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
 
 
 # --- by hand ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -158,3 +159,10 @@ def test_nothing_points_to_one_machine() -> None:
 def test_files_are_small() -> None:
     for path in tracked():
         assert path.stat().st_size < 4_000_000, f"{path.relative_to(ROOT)} is too large for the repository"
+
+
+def test_every_mutation_still_finds_its_line() -> None:
+    mutations = importlib.import_module("check_mutations")
+    for one in mutations.MUTATIONS:
+        source = (ROOT / "pfl_lite" / one.file).read_text(encoding="utf-8")
+        assert mutations.mutated(source, one.old, one.new) != source, one

@@ -29,10 +29,7 @@ def five_clients() -> Federation:
 
 def by_hand(pixels: list[int], labels: list[int], clients: list[list[int]]) -> Federation:
     """One-pixel images of two classes: pixel 255 is +1, pixel 0 is -1 after normalisation."""
-    card = Card(
-        name="digits", title="toy", source="", licence="", classes=("a", "b"), size=1, channels=1, train_size=len(pixels),
-        test_size=len(pixels), mean=(0.5,), std=(0.5,), how_to_get="", note="",
-    )  # fmt: skip
+    card = Card(name="digits", classes=("a", "b"), mean=(0.5,), std=(0.5,))
     x, y = np.array(pixels, dtype=np.uint8).reshape(-1, 1, 1), np.array(labels)
     images = Images("digits", x, y, x, y, card)
     none = np.array([], dtype=np.int64)

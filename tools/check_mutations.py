@@ -48,8 +48,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
             "weights that do not sum to 1",
         ),
         (
-            "torch.where(anyone, (share * x).sum(0), previous[name])",
-            "(share * x).sum(0)",
+            "torch.where(anyone, mixed, previous[name])",
+            "mixed",
             "no fallback where nobody has weight",
         ),
         (".double()  # [S] or [S, B]", ".float()  # [S] or [S, B]", "tiny weights lose their digits"),
@@ -301,8 +301,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("weight = scores.clamp_min(0)", "weight = scores.abs()", "harmful models count as well"),
         ("weight = weight / torch.where(total > 0, total, 1.0)", "pass", "weights that do not sum to 1"),
         (
-            "mix(weight, models[name] - w), own[name])",
-            "mix(weight, models[name] - w), w)",
+            "heard(models[name] - w)), own[name])",
+            "heard(models[name] - w)), w)",
             "back to the baseline where no weight is positive (the authors' code)",
         ),
         (

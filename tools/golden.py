@@ -8,8 +8,6 @@
 A record is a folder of text files, floats in full: the indices of every partition recipe, short float64 runs of every method on
 both engines, every table, claim, sentence and figure from the committed ledger, and the keys of what a run writes.
 Records are not committed: the last bits of sums differ between processors. Make both on one machine, with OMP_NUM_THREADS=1.
-
-Every name that is imported from the package stands in `HOMES`; when something moves, its line there follows.
 """
 
 from __future__ import annotations
@@ -22,33 +20,27 @@ import json
 import sys
 import tempfile
 import warnings
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-HOMES = {
-    "CLAIM_FRAME": "pfl_lite.results.verdicts:frame",
-    "EXPERIMENTS": "pfl_lite.papers:EXPERIMENTS",
-    "FIGURES": "pfl_lite.show.figures:FIGURES",
-    "METHODS": "pfl_lite.methods:METHODS",
-    "cli": "pfl_lite.cli:app",
-    "claims": "pfl_lite.results.verdicts:claims",
-    "digits_like": "pfl_lite.data.images:load",
-    "figure": "pfl_lite.show.figures:figure",
-    "make_config": "pfl_lite.config:make_config",
-    "partition": "pfl_lite.data.partition:partition",
-    "run": "pfl_lite:run",
-    "sentences": "pfl_lite.results.verdicts:checked",
-    "table": "pfl_lite.results.tables:table",
-}
-GROUPS = "pfl_lite.papers:GROUPS"
+import numpy as np
+
+from pfl_lite import run
+from pfl_lite.cli import app
+from pfl_lite.data.images import load
+from pfl_lite.data.partition import partition
+from pfl_lite.methods import METHODS
+from pfl_lite.papers import EXPERIMENTS, GROUPS
+from pfl_lite.results.tables import table
+from pfl_lite.results.verdicts import checked, claims, frame
+from pfl_lite.show.figures import FIGURES, figure
 
 RECIPES = (
     *("iid", "pairs", "classes:2", "dirichlet:0.4", "dirichlet_rounded:0.4", "shares:3:0.3:0.7"),
     *("groups:3:0.4", "blocks:3", "concept:2", "pachinko:0.4:10", "writers", "writers:1"),
 )
-FIVE = {
+FIVE: dict[str, Any] = {
     **{"data": "digits", "partition": "dirichlet:0.4", "clients": 5, "seed": 3, "dtype": "float64"},
     **{"rounds": 3, "batch_size": 32, "lr": 0.1, "ft_epochs": 1},
 }
@@ -82,12 +74,6 @@ PARTS = ["partitions", "shown", "files", "runs"]
 VARYING = {"seconds", "images_per_second", "versions", "code", "device"}
 
 
-def home(name: str) -> Any:
-    """What the package calls by a name of `HOMES` (or `module:name`)."""
-    module, _, attribute = HOMES.get(name, name).partition(":")
-    return getattr(import_module(module), attribute)
-
-
 def digest(tensors: dict[str, Any]) -> str:
     """sha256 of the bits of named arrays or tensors."""
     found = hashlib.sha256()
@@ -102,11 +88,11 @@ def partitions() -> str:
     """One line a recipe, data set and seed."""
     lines = []
     for data in ("digits", "glyphs10"):
-        images = home("digits_like")(data)
+        images = load(data)
         for recipe in RECIPES:
             for seed in range(3):
                 try:
-                    clients = home("partition")(images, recipe, 6, seed)
+                    clients = partition(images, recipe, 6, seed)
                 except ValueError as error:
                     said = type(error).__name__
                 else:
@@ -121,15 +107,10 @@ def partitions() -> str:
     return "\n".join(lines) + "\n"
 
 
-def trained(method: str, settings: dict[str, Any]) -> Any:
-    """A finished run."""
-    return home("run")(method, **settings)
-
-
 def run_of(method: str, settings: dict[str, Any]) -> str:
     """The history of a run with the bits of its models; an error's kind where such a run cannot be."""
     try:
-        simulation = trained(method, settings)
+        simulation = run(method, **settings)
     except ValueError as error:
         return f"{type(error).__name__}\n"
     record = {
@@ -148,11 +129,9 @@ def run_of(method: str, settings: dict[str, Any]) -> str:
 
 def written_by_a_run() -> dict[str, str]:
     """Keys and values of a run's JSON (clock, machine and code apart), and the arrays that `--save` writes."""
-    import numpy as np
-
     found = {}
     for method in ("fedavg", "pfedmb"):
-        simulation = trained(method, FIVE | {"rounds": 2, "unseen": 1, "whole_test": True})
+        simulation = run(method, **(FIVE | {"rounds": 2, "unseen": 1, "whole_test": True}))
         report = simulation.report()
         report |= {key: sorted(report[key]) if key == "versions" else "-" for key in VARYING & report.keys()}
         found[f"json-{method}.txt"] = json.dumps(report, indent=1) + "\n"
@@ -169,7 +148,7 @@ def told(*arguments: str) -> str:
     """What the command prints."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        home("cli")(list(arguments), standalone_mode=False)
+        app(list(arguments), standalone_mode=False)
     return said.getvalue()
 
 
@@ -181,11 +160,11 @@ def framed(frame: Any) -> str:
 
 def shown() -> dict[str, str]:
     """Tables, figures, claims and sentences from the committed ledger."""
-    found = {f"frames/table-{name}.csv": framed(home("table")(name)) for name in home("EXPERIMENTS")}
-    found |= {f"frames/figure-{name}.csv": framed(home("figure")(name)) for name in home("FIGURES")}
-    found["frames/claims.csv"] = framed(home("CLAIM_FRAME")(home("claims")()))
-    found["frames/sentences.csv"] = framed(home("sentences")())
-    for name in {**home("EXPERIMENTS"), **home(GROUPS)}:
+    found = {f"frames/table-{name}.csv": framed(table(name)) for name in EXPERIMENTS}
+    found |= {f"frames/figure-{name}.csv": framed(figure(name)) for name in FIGURES}
+    found["frames/claims.csv"] = framed(frame(claims()))
+    found["frames/sentences.csv"] = framed(checked())
+    for name in {**EXPERIMENTS, **GROUPS}:
         for form in ("text", "markdown", "csv"):
             found[f"printed/{name}-{form}.txt"] = told("table", name, "--format", form)
     return found | {"printed/claims.txt": told("claims")}
@@ -207,7 +186,7 @@ def record(out: Path, parts: list[str]) -> None:
             write(name, text)
     if "runs" not in parts:
         return
-    for method in home("METHODS"):
+    for method in METHODS:
         for variant, settings in VARIANTS.items():
             for engine in ("loop", "vmap"):
                 given = FIVE | OWN.get(method, {}) | settings | {"engine": engine}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import json
@@ -10,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import generated
 
 from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.seeds import generator
@@ -229,19 +230,5 @@ def made() -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
-def main() -> int:
-    """Write the file, or with --check only say whether it is outdated."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the file is outdated")
-    text = made()
-    if parser.parse_args().check:
-        fresh = FILE.is_file() and FILE.read_text(encoding="utf-8") == text
-        print("" if fresh else f"{FILE.relative_to(ROOT)} is not up to date: make reference")
-        return 0 if fresh else 1
-    FILE.write_text(text, encoding="utf-8")
-    print(f"wrote {FILE.relative_to(ROOT)}, {len(text.splitlines())} lines")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.write([(FILE, made())], __doc__))

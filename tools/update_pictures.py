@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import cheat_sheet
 import draw_ideas as ideas
+import generated
 from cards import CARDS, FACTS, KEY, families, key, poster, svg, words
 from chapter_slides import teaching
 from chapter_text import Writer
@@ -136,24 +136,5 @@ def with_cell(stored: str, name: str, source: str, after: str | None = None) -> 
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
-def main() -> int:
-    """Write the files, or with --check only say which are outdated."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is outdated")
-    check, outdated = parser.parse_args().check, 0
-    for path, content in files():
-        if path.is_file() and path.read_text(encoding="utf-8") == content:
-            continue
-        outdated += 1
-        name = path.relative_to(ROOT)
-        if check:
-            print(f"{name} is not up to date: make reference")
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-            print(f"wrote {name}")
-    return 1 if check and outdated else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.write(files(), __doc__))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import generated
 
 from pfl_lite.data.images import Card, datasets
 
@@ -146,24 +147,5 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> int:
-    """Write the pages, or with --check only say whether they are up to date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is outdated")
-    check = parser.parse_args().check
-    outdated = 0
-    for name, page in PAGES.items():
-        path, content = ROOT / "book" / name, page()
-        if path.is_file() and path.read_text(encoding="utf-8") == content:
-            continue
-        outdated += 1
-        if check:
-            print(f"book/{name} is not up to date: make reference")
-        else:
-            path.write_text(content, encoding="utf-8")
-            print(f"wrote book/{name}")
-    return 1 if check and outdated else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.write(((ROOT / "book" / name, page()) for name, page in PAGES.items()), __doc__))

@@ -313,25 +313,21 @@ def fedmn_fig2(name: str) -> Experiment:
     one = SETTINGS[name]
     first = f"fedmn-{FIG2_BLOCKS[8][0]}"
     linear = {"model": "linear", "encoder_width": 256, "width": 256, "router_width": 128} | FIRST
+
+    def arm(key: str, label: str, searches: str, settings: Settings) -> Arm:
+        source = None if key == searches else Source(searches)
+        grid = RATES if source is None else ()
+        return Arm(key, key.partition("-")[0], label, None, grid, settings, source=source)
+
     arms = [
-        Arm(
-            *(f"fedavg-{depth}", "fedavg", f"FedAvg, {depth} layers", None),
-            RATES if depth == 8 else (),
-            {"model": f"mlp256x{depth}"},
-            source=None if depth == 8 else Source("fedavg-8"),
-        )
+        arm(f"fedavg-{depth}", f"FedAvg, {depth} layers", "fedavg-8", {"model": f"mlp256x{depth}"})
         for depth in FIG2_BLOCKS
     ]
-    for depth, some in FIG2_BLOCKS.items():
-        for blocks in some:
-            key = f"fedmn-{blocks}"
-            arms.append(
-                Arm(
-                    *(key, "fedmn", f"FedMN [{blocks}], {depth} blocks", None, RATES if key == first else ()),
-                    linear | {"blocks": blocks},
-                    source=None if key == first else Source(first),
-                )
-            )
+    arms += [
+        arm(f"fedmn-{blocks}", f"FedMN [{blocks}], {depth} blocks", first, linear | {"blocks": blocks})
+        for depth, some in FIG2_BLOCKS.items()
+        for blocks in some
+    ]
     deviations = (
         "The paper names no data set; architectures of 9 and 10 blocks are our choice. Floats are counted with the router's.",
         "Rates: momentum 0.9, weight decay 5e-4, four candidates for FedAvg with 8 layers and for the first FedMN, chosen on "

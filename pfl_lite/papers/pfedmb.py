@@ -442,13 +442,13 @@ def pfedmb_momentum() -> Experiment:
     )
 
 
-def pfedmb_unweighted() -> Experiment:
+def pfedmb_decay_of_table1() -> Experiment:
     """Our addition: is it weight decay, with which eq. 5 is best, that holds eq. 6 back?"""
     chosen = BRANCH_SEARCH["grid"][0] | {"lr": 0.03}
     words = f"eq. 6, weight decay {chosen['weight_decay']}"
     return our_addition(
         "table1",
-        UNWEIGHTED,
+        decay_name("table1"),
         "eq. 6 with less weight decay",
         "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
         f"decay {chosen['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
@@ -457,7 +457,6 @@ def pfedmb_unweighted() -> Experiment:
     )
 
 
-UNWEIGHTED = "pfedmb-unweighted"
 SLOWER, MOMENTUM = "pfedmb-slower-cifar100-50", "pfedmb-momentum-dirichlet-50"
 
 
@@ -473,7 +472,7 @@ PFEDMB = (
     *map(pfedmb_decay, ("random2-50", "random2-15")),
     pfedmb_slower(),
     pfedmb_momentum(),
-    pfedmb_unweighted(),
+    pfedmb_decay_of_table1(),
 )
 
 

@@ -91,8 +91,7 @@ def reproduce(
     for experiment in experiments:  # what is wrong with one of them is told before the first is trained
         arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
         wanted = None if seeds is None else list(dict.fromkeys(seeds))
-        length = None if rounds is None else min(rounds, experiment.longest)
-        plans.append(Plan(experiment, ledger, arms, wanted, length, device, tf32))
+        plans.append(Plan(experiment, ledger, arms, wanted, rounds, device, tf32))
         plans[-1].validate(plans[:-1])
     done = Swept([], 0, 0)
     for number, plan in enumerate(plans, 1):
