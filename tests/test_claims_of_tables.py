@@ -96,6 +96,16 @@ def test_a_link_is_paired_over_clients_and_independent_between_experiments_with_
     assert str(Link({(here, "local"): -1.0, (here, "fedavg"): 1.0})) == f"FedAvg - Local in {here}"
 
 
+def test_a_fourth_seed_waits_for_the_fifth() -> None:
+    link = Link({("a", "x"): 1.0, ("a", "y"): -1.0})
+    for seeds, decide in ((1, 1), (2, 2), (3, 3), (4, 3), (5, 5), (6, 5)):
+        ours = [make_run("pfedmb-table1", "local", 52 + seed, seed) for seed in range(seeds)]
+        theirs = [make_run("pfedmb-table1", "local", 50, seed) for seed in range(seeds)]
+        runs: Any = {"a": {"x": ours, "y": theirs}}
+        assert link.seeds(runs) == {"a": list(range(decide))}
+        assert link.value(runs).value == pytest.approx(2 + (decide - 1) / 2)
+
+
 def test_twins_of_pairs_count_as_one_client() -> None:
     wavering = np.repeat([3.0, -3.0, 1.0, -1.0, 2.0, -2.0], 2)  # alike for twins
     runs: Any = {"a": {"x": [], "y": []}}

@@ -187,6 +187,13 @@ def is_guessing(run: Run) -> bool:
 
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
 
+LOOKS = (1, 2, 3, 5)  # seeds at which a verdict is told
+
+
+def looked_at(seeds: int) -> int:
+    """How many of so many seeds decide: a look after each new one would give luck more chances than the planned looks."""
+    return max((look for look in LOOKS if look <= seeds), default=0)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -217,6 +224,10 @@ class Link:
         return " ".join(words).removeprefix("+ ") + where
 
     def seeds(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
+        """The seeds of the last look, by experiment: the first three or five that all its arms have, or all of one or two."""
+        return {name: some[: looked_at(len(some))] for name, some in self.there(runs).items()}
+
+    def there(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
         """The seeds that all its arms have, by experiment."""
         found: dict[str, set[int]] = {}
         for name, arm in self.terms:
@@ -335,6 +346,8 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
                 "undecided",
                 f"{note}; {starts} has one random start a seed, so a verdict needs a second seed",
             )
+        if any(looked_at(len(some)) < len(some) for each in known for some in each.there(runs).values()):
+            note += "; of four seeds the first three decide, until there are five"
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
         return replace(outcome(statistic, one, note, decided), threshold=link.above, seeds=seeds)
