@@ -187,7 +187,7 @@ def is_guessing(run: Run) -> bool:
 
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
 
-LOOKS = (1, 2, 3, 5)  # seeds at which a verdict is told
+LOOKS = (1, 2, 3, 5)  # seeds that an estimate is told of; two never decide
 
 
 def looked_at(seeds: int) -> int:
@@ -346,6 +346,8 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
                 "undecided",
                 f"{note}; {starts} has one random start a seed, so a verdict needs a second seed",
             )
+        if seeds == 2 and decided != "undecided":
+            decided, note = "undecided", f"{note}; two seeds never decide: each look gives luck a chance"
         if any(looked_at(len(some)) < len(some) for each in known for some in each.there(runs).values()):
             note += "; of four seeds the first three decide, until there are five"
         if np.isinf(one.se):
