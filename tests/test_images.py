@@ -712,6 +712,23 @@ def test_images_that_are_registered_are_found_by_their_name(monkeypatch: pytest.
     assert "pets" in datasets() and "pets" not in {card.name for card in images._CARDS}
 
 
+def test_a_part_of_one_s_own_images_keeps_their_writers_and_goes_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(images, "_OWN", {})
+    made = pets()
+    writers = {
+        f"{split}_writers": np.arange(len(getattr(made, f"{split}_labels"))) % 3
+        for split in ("train", "test")
+    }
+    images.register_images(
+        replace(made, **writers, card=replace(made.card, train_size=500))
+    )  # a wrong number
+    part = load("pets:0.5")
+    assert len(part.train_labels) == 10 and part.train_writers is not None
+    assert set(part.train_writers.tolist()) <= {0, 1, 2} and len(part.train_writers) == 10
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

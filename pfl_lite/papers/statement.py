@@ -348,7 +348,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             )
         if seeds == 2 and decided != "undecided":
             decided, note = "undecided", f"{note}; two seeds never decide: each look gives luck a chance"
-        if any(looked_at(len(some)) < len(some) for each in known for some in each.there(runs).values()):
+        if any(len(some) == 4 for each in known for some in each.there(runs).values()):
             note += "; of four seeds the first three decide, until there are five"
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
