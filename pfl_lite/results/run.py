@@ -229,8 +229,11 @@ def work(plan: Plan, pending: Sequence[Task]) -> str:
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
-    """Which round the runs in hand have reached."""
-    where = [f"{task.title} round {reached.get(task.key, 0)}/{task.config.rounds}" for task in tasks]
+    """Which round the runs in hand have reached, or that only tuning and scores are left of them."""
+    where = []
+    for task in tasks:
+        at, last = reached.get(task.key, 0), task.config.rounds
+        where.append(f"{task.title} round {at}/{last}" + (", being tuned and scored" if at == last else ""))
     more = [f"{len(where) - SHOWN} more"] if len(where) > SHOWN else []
     return ", ".join(where[:SHOWN] + more)
 
