@@ -150,7 +150,10 @@ def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     assert shown["verdict"].tolist() == [one.says for one in found] and len(found) > 3
     assert all(one.note in evidence for one, evidence in zip(found, shown["evidence"], strict=True))
     html = pages.verdicts(
-        [ClaimResult("s", verdict, seeds=seeds) for verdict, seeds in (("held", 3), ("failed", 1))]
+        [
+            ClaimResult("s", verdict, seeds=seeds, rounds="30")
+            for verdict, seeds in (("held", 3), ("failed", 1))
+        ]
     ).to_html()
     assert 'class="verdicts"' in html and "table.verdicts" in (ROOT / "book/_css/book.css").read_text()
     assert f"rgba({pages.ABOVE},{pages.STRONG})" in html and f"rgba({pages.BELOW},{pages.PALE})" in html

@@ -292,12 +292,9 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
     )
 
     def colour(verdict: object) -> str:
-        word, _, seeds = str(verdict).partition(" (")
-        return (
-            f"background-color: rgba({VERDICTS[word]},{PALE if seeds else STRONG})"
-            if word in VERDICTS
-            else ""
-        )
+        word = str(verdict).split()[0]  # of `held at 30 rounds (1 seed)`
+        shade = PALE if "(1 seed)" in str(verdict) else STRONG
+        return f"background-color: rgba({VERDICTS[word]},{shade})" if word in VERDICTS else ""
 
     looks = styled(shown).hide(axis="index").map(colour, subset=["verdict"])
     return looks.set_table_attributes('class="verdicts"')  # which a narrow page lays out cell under cell
