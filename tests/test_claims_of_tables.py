@@ -106,6 +106,21 @@ def test_a_fourth_seed_waits_for_the_fifth() -> None:
         assert link.value(runs).value == pytest.approx(2 + (decide - 1) / 2)
 
 
+@pytest.mark.parametrize(("p", "decided"), [(0.02, "undecided"), (0.01, "held")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_planned_looks_share_the_error_of_one(p: float, decided: str, sign: int, tmp_path: Any) -> None:
+    """Three of the five planned seeds, of which E13-lenet's difference gets the p-value `p`."""
+    ledger, claim = Ledger(tmp_path), claims_by_name()["E13-lenet"]
+    lead = sign * (1 + np.sqrt(3) / stats.t.isf(p, 2) * np.array([-1, 0, 1]))  # a mean of 1
+    for name in claim.needs:
+        for seed, shift in enumerate(lead):
+            ledger.write(make_run(name, "pfl_mfe", 80 + shift, seed))
+            ledger.write(make_run(name, "pfl_fb-all", 80, seed))
+    (result,) = [one for one in claims(claim.experiment, ledger) if one.id == claim.id]
+    assert result.verdict == (decided if sign > 0 or decided == "undecided" else "failed")
+    assert f"p = {p:.2g}" in result.note and ("where 0.014 decides" in result.note) == (p == 0.02)
+
+
 def test_twins_of_pairs_count_as_one_client() -> None:
     wavering = np.repeat([3.0, -3.0, 1.0, -1.0, 2.0, -2.0], 2)  # alike for twins
     runs: Any = {"a": {"x": [], "y": []}}

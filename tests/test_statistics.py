@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pfl_lite.papers.statement import LOOKED_AT_TWICE
 from pfl_lite.papers.statistics import (
     Estimate,
     agreement,
@@ -49,6 +50,14 @@ def test_an_interval_misses_as_seldom_as_it_says(seeds: int, of_seed: float) -> 
         return not low < 0 < high
 
     assert share(misses) <= RARELY
+
+
+def test_looks_after_three_and_five_seeds_err_as_seldom_as_one() -> None:
+    seeds = np.random.default_rng(0).normal(size=(200_000, 5))
+    looks = [stats.ttest_1samp(seeds[:, :some], 0, axis=1, alternative="greater").pvalue for some in (3, 5)]
+    level = 0.025
+    assert np.mean(np.min(looks, 0) < level) > 0.04  # why the level is another
+    assert np.mean(np.min(looks, 0) < LOOKED_AT_TWICE) == pytest.approx(level, abs=0.001)
 
 
 def test_an_interval_sees_an_effect() -> None:

@@ -188,6 +188,8 @@ def is_guessing(run: Run) -> bool:
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
 
 LOOKS = (1, 2, 3, 5)  # seeds that an estimate is told of; two never decide
+LOOKED_AT_TWICE = 0.014
+"""The one-sided level where five seeds are planned: looks after three and after five then err in 2.5% together."""
 
 
 def looked_at(seeds: int) -> int:
@@ -234,6 +236,13 @@ class Link:
             have = {int(run["seed"]) for run in runs.get(name, {}).get(arm, [])}
             found[name] = found.get(name, have) & have
         return {name: sorted(some) for name, some in found.items()}
+
+    @property
+    def planned(self) -> int:
+        """The most seeds that are planned for one of its experiments."""
+        from pfl_lite.papers import get_experiment
+
+        return max(len(get_experiment(name).seeds) for name, _ in self.terms)
 
     def untrained(self, runs: dict[str, Runs]) -> list[str]:
         """The arms whose runs do no better than guessing: a comparison with them says nothing about methods."""
@@ -324,10 +333,12 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         found = [link.value(runs) for link in known]
         bounds = [link.above for link in known]
         link, one = min(zip(known, found, strict=True), key=lambda both: promise(both[1], both[0].above))
-        held = sum(part.p_above(bound) < ONE_SIDED for part, bound in zip(found, bounds, strict=True))
+        level = LOOKED_AT_TWICE if max(link.planned for link in known) >= LOOKS[-1] else ONE_SIDED
         unseen = [1.0] * (len(links) - len(known))  # the family is what was planned, not what has run
+        above = [part.p_above(bound) for part, bound in zip(found, bounds, strict=True)] + unseen
+        held = sum(p < level for p in above)
         against = holm([part.p_below(bound) for part, bound in zip(found, bounds, strict=True)] + unseen)
-        refuted = [link for link, p in zip(known, against, strict=False) if p < ONE_SIDED]
+        refuted = [link for link, p in zip(known, against, strict=False) if p < level]
         note = (
             f"weakest: {link}, {link.measure.replace('_', ' ')}; "
             f"{held} of {len(links)} hold, {len(refuted)} fail"
@@ -340,6 +351,12 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
         decided = "failed" if refuted else "held" if held == len(links) else "undecided"
+        if (p := min(max(above), *against)) < ONE_SIDED:
+            note += f"; p = {p:.2g}" + (
+                f", where {level} decides, as there are looks at three and at five seeds"
+                if p >= level
+                else ""
+            )
         seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
         if starts and seeds < 2 and decided != "undecided":
             decided, note = (
