@@ -347,10 +347,6 @@ def blended(glyphs, starts, rounds, E, b, lr):  # starts: [M, ...]; the models, 
 
 # pFedMB (pFedMB: branches that clients mix)
 def branched(federation, network, branches, rounds, EPOCHS, BATCH, LR, ALPHA_LR):  # branches: [B, ...]
-    def mix(branches, a):
-        alpha = a.softmax(-1)  # [B]; below, eq. 1: [B, ...] -> [...]
-        return {name: torch.tensordot(alpha, t, dims=1) for name, t in branches.items()}
-
     def batches(number, i, phase):
         rows = federation.train[i]  # [n_i]
         for order in epoch_orders(0, number, i, phase, len(rows), EPOCHS):  # [n_i], E times
@@ -359,6 +355,10 @@ def branched(federation, network, branches, rounds, EPOCHS, BATCH, LR, ALPHA_LR)
     def loss(w, a, batch):  # f_i(W, alpha) on one mini-batch
         guess = network(mix(w, a), federation.images[batch])  # [b, K]
         return F.cross_entropy(guess, federation.labels[batch])
+
+    def mix(branches, a):
+        alpha = a.softmax(-1)  # [B]; below, eq. 1: [B, ...] -> [...]
+        return {name: torch.tensordot(alpha, t, dims=1) for name, t in branches.items()}
 
     def client(i, branches, a, number):  # branches[name] [B, ...], a [B]
         w = branches
