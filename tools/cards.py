@@ -143,7 +143,7 @@ CARDS: dict[str, Card] = {
         TIE, TIES, "A spring ties each office's model to the common one.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="a model each; a common one follows it", when="during training",
-        knob="λ, strength of the tie", cost="1 model each way, K times the work",
+        knob="λ, strength of the tie", cost="1 model each way, 5 times the work",
     ),
     "ditto": Card(
         TIE, TIES, "FedAvg, and a second model pulled toward it.", MODEL, (shared("model"), own("own model")),
@@ -165,7 +165,7 @@ CARDS: dict[str, Card] = {
     ),
     "ifca": Card(
         GROUPS, "clusters", "k models compete; each office picks the best.", (shared("1"), shared("2"), shared("3")),
-        (shared("1, 2, 3"), own("its choice")), "k models", "1 model",
+        (shared("all k models"), own("its choice")), "k models", "1 model",
         learns="k models, and who uses which", when="during training, by group",
         knob="k, how many groups", cost="k models down, 1 up",
     ),
@@ -189,7 +189,7 @@ CARDS: dict[str, Card] = {
     ),
     "fedem": Card(
         MIXTURES, "mixtures", "Every office is a blend of the same few models.", (shared("1"), shared("2"), shared("3")),
-        (shared("1, 2, 3"), own("blend π")), "M models", "M models",
+        (shared("all M models"), own("blend π")), "M models", "M models",
         learns="M models, and a blend per office", when="during training, by the blend",
         knob="M, how many models", cost="M models each way, M times the work",
     ),
@@ -226,7 +226,7 @@ CARDS: dict[str, Card] = {
     ),
     "fedmn": Card(
         MODULES, "assembling-a-network-per-client", "Each office assembles its network from a pool of blocks.",
-        (shared("blocks"), shared("router")), (shared("chosen blocks"), shared("router"), own("its data choose")),
+        (shared("blocks"), shared("router")), (shared("chosen blocks"), shared("router"), own("own route")),
         "blocks, router", "blocks, router",
         learns="a pool of blocks, and a router", when="as the data choose the blocks",
         knob="how many blocks per layer", cost="the chosen blocks and the router",

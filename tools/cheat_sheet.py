@@ -39,13 +39,13 @@ EQUATIONS = {
     "pfedhn": r"\theta_i = h(e_i; \varphi)",
     "fedmn": r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
 }
-TITLES = "Method", "Shared", "Stays", "The knob", "Cost per office and round", "The line that differs"
+TITLES = "Method", "Shared", "Its own", "The knob", "Cost per office and round", "The line that differs"
 INTRO = """\
 # Cheat sheet
 
-Every method of this book in one line: what the offices share, what stays with each, the one number to turn first,
-what a round costs, and the line in which it differs. The letters are those of {{doc}}`notation`; pictures are on the
-[map](map-of-methods). `make sheet` writes it as one page of A4 in PDF.
+Every method of this book in one line: what the offices share, what each has of its own, what to turn first,
+what a round costs, and the line in which it differs. The letters are those of {{doc}}`notation` and of the linked chapters;
+pictures are on the [map](map-of-methods). `make sheet` writes it as one page of A4 in PDF.
 
 :::{{div}} sheet
 {table}

@@ -38,7 +38,7 @@ a phone, swipe; a tap shows the whole sheet. Open
 {{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
 ```
 
-## What each method costs, as a table
+## The same as a table, with the costs
 
 Traffic is counted per office and round; the unit is one model of the size of an office's network.
 

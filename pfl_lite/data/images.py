@@ -61,7 +61,9 @@ class Card:
     def extent(self) -> str:
         """How many images there are, in a few words."""
         cut = (
-            f" for training, {self.test_size:,} for testing" if self.test_size else ", cut when they are read"
+            f" for training, {self.test_size:,} for testing"
+            if self.test_size
+            else ", split when they are read"
         )
         return f"{self.train_size:,}{cut}"
 
@@ -267,8 +269,8 @@ _TORCHVISION = (
 )
 _ORDER = (
     "A file that you make yourself may have the images of a class in another order than the published archives "
-    "(or split training from test images in another way). A seed then gives other images to a client, but as many of "
-    "each class."
+    "(or split training from test images in another way). The same seed then gives a client other images, but as "
+    "many of each class."
 )
 
 _CIFAR100 = """
@@ -296,7 +298,7 @@ _CARDS = (
         std=(0.3760,),
         how_to_get=_EMBEDDED,
         note="This is real handwriting. Its 17 gray levels are spread over 0 to 255. The split into training and test "
-        "images is ours: both have the same share of each class, and it is always the same split.",
+        "images is ours: both parts hold each class in the same share, and it is always the same split.",
     ),
     Card(
         name="glyphs",
