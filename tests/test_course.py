@@ -265,6 +265,7 @@ def test_slides_are_made_for_a_room(writer: Any, name: str) -> None:
     assert 7 <= len(made) <= 16 and 25 <= sum(slide.minutes for slide in made) <= 60
     named = [slide.heading for slide in made]
     assert {"Touch it", "Hands up", "What you learned"} <= set(named)
+    assert DECKS[name]["try"].endswith((".", "?"))
     cards = any("figures/cards/card-" in cell.source for cell in chapter.notebook.cells)
     assert cards == ("What is shared, and what stays?" in named)
     for slide in made:
@@ -272,6 +273,9 @@ def test_slides_are_made_for_a_room(writer: Any, name: str) -> None:
         assert len(slide.heading.split()) <= 12 and slide.minutes > 0 and len(slide.notes.split()) >= 3, slide
         assert all(len(str(picture["alt"])) > 20 for picture in shown.find_all("img")), slide.heading
         assert "|" not in slide.heading and slide.shown.count("<img") <= 2
+        assert "$$" not in slide.shown or shown.select_one(".key"), (
+            f"{slide.heading}: letters without a meaning"
+        )
         if code := shown.find("pre"):
             assert len(code.get_text().strip().splitlines()) <= 32, slide.heading
         elif slide.heading not in {"", "Hands up", "What you learned"}:
@@ -288,6 +292,16 @@ def test_slides_describe_every_unit_that_has_a_laboratory(writer: Any) -> None:
         assert deck["question"].endswith("?") and len(deck["slides"]) >= 3, name
 
 
+def test_no_letter_is_a_safe_bet_when_hands_go_up(writer: Any) -> None:
+    slides, letters = importlib.import_module("chapter_slides").slides, []
+    for chapter in (one for one in writer.chapters if one.name in DECKS):
+        (vote,) = [one for one in slides(chapter, writer) if one.heading == "Hands up"]
+        shown = BeautifulSoup(vote.shown, "html.parser")
+        answer = shown.select_one(".answer strong").get_text().removesuffix(".")  # type: ignore[union-attr]
+        letters.append("ABCD"[[option.get_text() for option in shown.select("li")].index(answer)])
+    assert len(letters) == len(DECKS) and max(letters.count(one) for one in "ABC") <= 0.6 * len(letters)
+
+
 def test_slides_show_no_solution(course: Path) -> None:
     page = BeautifulSoup((course / f"slides/{ONE}.html").read_text(encoding="utf-8"), "html.parser")
     assert page.h1 is not None and page.h1.get_text() == "Federated learning in twenty lines"
@@ -295,6 +309,13 @@ def test_slides_show_no_solution(course: Path) -> None:
         page.select(".slides > section")
     )
     assert "Four clients per round" not in page.get_text()
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_what_the_speaker_reads_links_to_no_notebook(writer: Any, name: str) -> None:
+    chapter = next(one for one in writer.chapters if one.name == name)
+    made = importlib.import_module("chapter_slides").slides(chapter, writer)
+    assert not [slide.heading for slide in made if ".ipynb" in slide.notes + slide.shown]
 
 
 def test_a_unit_asks_three_exercises_and_its_laboratory_the_others() -> None:
@@ -348,6 +369,7 @@ def test_zip_holds_the_course(course: Path) -> None:
         "student/README.md",
         "student/pfl_lite-0-py3-none-any.whl",
         f"instructor/{ONE}.ipynb",
+        "instructor/plans.md",
         f"slides/{ONE}.html",
         "grading/nbgrader_config.py",
     ):

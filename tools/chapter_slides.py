@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import functools
+import random
 import re
 import shutil
 import sys
@@ -167,7 +168,10 @@ def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
     before = next((c.source for c in chapter.notebook.cells if "**Before you start.**" in c.source), "")
     needs = re.search(r"\*\*Before you start\.\*\* *(.*?)(?=\*\*Time|\Z)", before, re.DOTALL)
     subtitle = '<p class="sub">Personalized federated learning, by running it</p>'
-    start = f"They should know: {writer.plain(' '.join(needs[1].split()))}" if needs else "Welcome them."
+    known = writer.plain(" ".join(needs[1].split())) if needs else ""
+    # The folder of the slides has no notebooks: titles of other units stay, links to them do not.
+    known = re.sub(r"\[([^]]+)\]\([\w-]+\.ipynb\)", r"*\1*", known)
+    start = f"They should know: {known}" if known else "Welcome them."
     yield Slide("", f"<h1>{escape(chapter.title)}</h1>{subtitle}", start, 1)
     asked = described.get("question", f"What is behind “{chapter.title}”?")
     complaint = markdown2html(opening(chapter, writer))
@@ -195,23 +199,27 @@ def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
         if one["show"].startswith("fig-"):
             caption = pictures(other, writer)[one["show"]].caption
             notes += " " + caption[caption.find("What to see") :] if "What to see" in caption else ""
-        yield Slide(one["say"], shown(one["show"], other, writer), notes, one["min"])
+        key = f'<p class="key">{escape(one["key"], quote=False)}</p>' if "key" in one else ""
+        yield Slide(one["say"], shown(one["show"], other, writer) + key, notes, one["min"])
     if not described:
         for picture in pictures(chapter, writer).values():
             first = re.split(r"(?<=[.:]) ", re.sub(r"^Figure [\d.]+\. ", "", picture.caption))[0]
             image = f'<img src="{picture.source}" alt="{escape(picture.alt)}">'
             yield Slide(first.rstrip(".:"), image, picture.caption, 4)
     play = described.get("play", "server")
+    task = described.get("try", "Predict, change one thing, and look.")
     yield Slide(
         "Touch it",
-        f'<p class="play"><a href="play-{play}.html">{PLAYGROUNDS[play]}</a></p><p>It trains in the page: no network, no '
-        "installation. Phones will do.</p>",
-        "Let them predict, change one thing, and look. One sentence from each table at the end.", 5,
+        f'<p class="play"><a href="play-{play}.html">{PLAYGROUNDS[play]}</a></p><p>{escape(task, quote=False)}</p>',
+        "It trains in the page: no network, no installation. Phones will do. Let them predict before they press a button. One "
+        "sentence from each table at the end.", 5,
     )  # fmt: skip
     if quiz := questions(chapter):
         first = quiz[0]
-        options = "".join(f"<li>{answer.words}</li>" for answer in first.answers)
-        right = next(answer for answer in first.answers if answer.right)
+        # In the notebooks most right answers stand second; a room that votes every week would soon know.
+        answers = random.Random(chapter.name).sample(first.answers, len(first.answers))
+        options = "".join(f"<li>{answer.words}</li>" for answer in answers)
+        right = next(answer for answer in answers if answer.right)
         yield Slide(
             "Hands up", f'{markdown2html(first.words)}<ol class="options" type="A">{options}</ol>'
             f'<div class="fragment answer">{markdown2html(f"**{right.words}.** {right.why}")}</div>',

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import nbformat
-from chapter_slides import write_slides
+from chapter_slides import teaching, write_slides
 from chapter_text import LAB, Chapter, Exercise, Piece, Writer, pieces
 from make_quizzes import make as write_quizzes
 from nbformat import NotebookNode
@@ -164,7 +164,7 @@ READ_FIRST = """# A course on personalized federated learning
 |---|---|---|
 | `student/` | students | units and laboratories as notebooks, with stubs in the place of solutions |
 | `slides/` | every reader | one file per unit; opens in a browser, without a network; key S shows what the speaker says |
-| `instructor/` | teachers | the same notebooks with solutions, and answers to the exam questions |
+| `instructor/` | teachers | the same notebooks with solutions, minute plans with points and hints, and exam answers |
 | `quizzes/` | teachers | all quizzes as QTI 2.1 (Canvas, Blackboard, ILIAS, ...) and as Moodle XML, with keys |
 | `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
 
@@ -232,6 +232,8 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
         print(f"  {chapter.name}", flush=True)
     write_quizzes(writer, output / "quizzes")
     shutil.copy(book / "_instructor/exam-answers.md", instructor)
+    plans = f"# Minute plans, points and hints\n\n{writer.plain(teaching(writer))}"
+    (instructor / "plans.md").write_text(plans, encoding="utf-8")
     for licence in ("LICENSE", "LICENSE-TEXT"):
         shutil.copy(ROOT / licence, output)
     (output / "README.md").write_text(READ_FIRST, encoding="utf-8")
