@@ -885,6 +885,26 @@ def test_a_client_state_without_a_row_a_client_is_refused(federation: Any) -> No
         run(mine(), federation=federation, **FAST)
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_client_that_does_not_return_what_it_keeps_is_refused(federation: Any, engine: str) -> None:
+    mine = type("Mine", (METHODS["ditto"],), {"local": lambda self, received, client, work: (received, {})})
+    with pytest.raises(
+        InputError, match=r"^Mine\.local must return all that its client keeps, as init gave it"
+    ):
+        run(mine(), federation=federation, **FAST, engine=engine)
+
+
+def test_what_cannot_be_done_as_one_batch_is_refused_with_what_would_be_right(federation: Any) -> None:
+    def local(self: Method, received: Any, client: Any, work: Any) -> Any:
+        up = {name: -tensor for name, tensor in received.items()}
+        return (up if work.size("train") > 100 else received), {}
+
+    mine = type("Mine", (FedAvg,), {"local": local})
+    run(mine(), federation=federation, **FAST, engine="loop")
+    with pytest.raises(InputError, match=r"write torch\.where for an `if` on tensors, .* engine='loop'"):
+        run(mine(), federation=federation, **FAST, engine="vmap")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_all_clients_start_from_one_copy_of_their_first_state(name: str, federation: Any) -> None:
     sim = untrained(name, federation, model=network_for(name), **QUICK.get(name, {}))

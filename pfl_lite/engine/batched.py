@@ -315,4 +315,12 @@ class Vmap(Mapping):
 
         rows = {name: tensor[work.numbers] for name, tensor in clients.items()}
         slots = torch.arange(len(work.ids), device=self.device)
-        return vmap(one, in_dims=(None, 0, 0), randomness="different")(server, rows, slots)
+        try:
+            return vmap(one, in_dims=(None, 0, 0), randomness="different")(server, rows, slots)
+        except RuntimeError as error:
+            if not str(error).startswith(("vmap:", "Batching rule not implemented")):
+                raise
+            raise InputError(
+                "the engine vmap cannot do this method or network for all clients as one batch: write torch.where for an `if` "
+                f"on tensors, leave out .item(), or take engine='loop' ({str(error).partition('. ')[0]})"
+            ) from error

@@ -183,6 +183,11 @@ class Rounds(Part):
         ids = self.sample(self.round)
         (uploads, states, _), (down, up) = self.local_work(self.round, ids)
         self._ahead = None
+        if lost_names := self.clients.keys() - states.keys():
+            raise InputError(
+                f"{type(self.method).__name__}.local must return all that its client keeps, as init gave it: "
+                f"'{min(lost_names)}' is not there"
+            )
         sizes = self.federation.train_sizes.to(ids.device)[ids]
         self.server = self.method.aggregate(
             self.server, uploads, Round(self.round, ids, sizes, len(self.members), self.config.seed)
