@@ -399,3 +399,15 @@ def test_a_table_without_its_columns_or_of_other_images_is_refused(
     (tmp_path / "train.csv").write_text(table)
     with pytest.raises(InputError, match=says):
         exchange.read_fedscale(tmp_path, DIGITS)
+
+
+def test_files_and_items_of_another_shape_are_refused_with_what_is_missing(tmp_path: Path) -> None:
+    arrays = {f"{split}_{part}": np.zeros(1) for split in ("train", "test") for part in ("images", "labels")}
+    np.savez(tmp_path / "client-0.npz", **arrays)
+    with pytest.raises(InputError, match=r"is no file of `write_clients`: it lacks 'of'; arrays of your own"):
+        exchange.read_clients(tmp_path, DIGITS.card)
+    rows: Any = [{"image": torch.zeros(1, 8, 8), "label": 0}]
+    with pytest.raises(
+        InputError, match=r"must be a pair \(image, label\), not dict: of rows that are dicts"
+    ):
+        Federation.from_torch([{"train": rows}], DIGITS.card)

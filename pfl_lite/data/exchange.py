@@ -132,7 +132,11 @@ def read_client(path: Path | str) -> Arrays:
     except (OSError, ValueError) as error:
         raise InputError(f"there is no file of a client's images that can be read at {path}") from error
     if arrays.keys() != wanted:
-        raise InputError(f"{path} must hold the arrays {', '.join(sorted(wanted))}")
+        odd = [f"lacks '{name}'" for name in sorted(wanted - arrays.keys())]
+        odd += [f"has '{name}' too" for name in sorted(arrays.keys() - wanted)]
+        raise InputError(
+            f"{path} is no file of `write_clients`: it {odd[0]}; arrays of your own go into `Images` and `ClientIndices`"
+        )
     return arrays
 
 

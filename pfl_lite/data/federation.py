@@ -130,6 +130,11 @@ class Federation:
             mine = {}
             for split, data in client.items():
                 items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
+                if odd := [one for one in items if not isinstance(one, tuple | list) or len(one) != 2]:
+                    raise InputError(
+                        f"an item must be a pair (image, label), not {type(odd[0]).__name__}: of rows that are dicts, "
+                        "[(ToTensor()(row['image']), row['label']) for row in rows] makes pairs"
+                    )
                 if other := [x for x, _ in items if not isinstance(x, torch.Tensor | np.ndarray)]:
                     raise InputError(
                         f"images must be tensors [C, H, H], as torchvision's ToTensor makes them, not {type(other[0]).__name__}"
