@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from toy import (
     TwoLayers,
     by_hand,
@@ -22,7 +23,9 @@ from toy import (
     zero_start,
 )
 
-from pfl_lite.models import NETWORKS, NetworkSpec
+from pfl_lite.errors import InputError
+from pfl_lite.methods.split import layers_from
+from pfl_lite.models import NETWORKS, NetworkSpec, make_network, register
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +263,24 @@ def test_a_cut_that_leaves_nothing_to_share_is_told(federation: Any) -> None:
     with pytest.warns(UserWarning, match="every layer of linear stays at its client"):
         sim = train("fedper", federation, model="linear")
     assert same(sim.personal_models(), train("local", federation, model="linear").personal_models(), 0)
+
+
+def test_a_network_may_be_cut_before_a_stage_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Staged(nn.Module):
+        def __init__(self, channels: int, size: int, classes: int) -> None:
+            super().__init__()
+            self.one = nn.Sequential(nn.Linear(channels * size**2, 9), nn.ReLU(), nn.Linear(9, 8))
+            self.one_more = nn.Linear(8, classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one_more(self.one(x.flatten(1)))
+
+    monkeypatch.setattr("pfl_lite.models.NETWORKS", {**NETWORKS})  # it is this test's alone
+    register("staged", Staged, "two stages")
+    network = make_network("staged", 1, 8, 10)
+    assert (
+        layers_from(network, "one", "head") == layers_from(network, "one.0", "head") == set(network.init(0))
+    )
+    assert layers_from(network, "one_more", "head") == layers_from(network, "last", "head")
+    with pytest.raises(InputError, match=r"head must be one of .*, not 'on'"):
+        layers_from(network, "on", "head")

@@ -19,7 +19,8 @@ def layers_from(network: Network, cut: str, what: str) -> set[str]:
 
     Args:
         network: whose layers are cut, in their order.
-        cut: `last`, `none` (nothing), `dense` (every layer after the last convolution), or a layer's name.
+        cut: `last`, `none` (nothing), `dense` (every layer after the last convolution), a layer's name, or the name of a module
+            that has layers, such as a stage of a ResNet.
         what: names the setting in the error.
 
     Raises:
@@ -28,9 +29,10 @@ def layers_from(network: Network, cut: str, what: str) -> set[str]:
     layers = list(network.layers)
     others = [i for i, layer in enumerate(layers) if not network.is_dense(layer)]
     places = {"last": len(layers) - 1, "none": len(layers), "dense": max(others, default=-1) + 1}
-    if cut not in places and cut not in layers:
+    inside = [i for i, layer in enumerate(layers) if f"{layer}.".startswith(f"{cut}.")]
+    if cut not in places and not inside:
         raise InputError(f"{what} must be one of {', '.join([*places, *layers])}, not '{cut}'")
-    first = places[cut] if cut in places else layers.index(cut)
+    first = places[cut] if cut in places else inside[0]
     return {name for layer in layers[first:] for name in network.layers[layer]}
 
 
