@@ -104,6 +104,8 @@ def setting_hint(error: Exception) -> str | None:
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
     command = getattr(getattr(error, "ctx", None), "command", None)
+    if name == "set" and getattr(command, "name", "") == "compare":
+        return "compare has no --set: a method's settings follow its name, as in ditto:lam=0.1"
     owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
     if not owners:
         return None
@@ -427,7 +429,7 @@ def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
 def whole_numbers(seeds: str) -> list[int]:
     """`0,1,2` as numbers; raises InputError for anything else."""
     try:
-        return [int(seed) for seed in seeds.split(",")]
+        return [int(seed) for seed in seeds.removesuffix(",").split(",")]
     except ValueError as error:
         raise InputError(
             f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
@@ -452,7 +454,9 @@ def prepare(workers: int, device: str) -> None:
 @with_settings()
 def run(
     context: typer.Context,
-    method: str = typer.Argument(..., help="a method (see `pfl-lite methods`)"),
+    method: str = typer.Argument(
+        ..., help="a method (see `pfl-lite methods`), perhaps with settings: NAME:x=1,y=2"
+    ),
     set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
     workers: Workers = 1,
     out: Path | None = file_option(".json with every round and the clients' final numbers"),
@@ -480,23 +484,29 @@ def run(
     check_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
-    own = parse_settings(set_ or [])
+    method, _, more = method.partition(":")
+    own = parse_settings([*(more.split(",") if more else []), *(set_ or [])])
     if twice := sorted(own.keys() & options.keys()):
         raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
     prepare(workers, settings["device"])
-    from pfl_lite.atomic_files import write_json
     from pfl_lite.config import make_config
-    from pfl_lite.engine.processes import over_processes
-    from pfl_lite.engine.report import safetensors_for
-    from pfl_lite.engine.simulation import Simulation
-    from pfl_lite.show.text import render_opening, render_report
 
-    if save is not None:
-        safetensors_for(save)
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
-        config = make_config(method, **options, **own)
+        config = make_config(method, **options, **own)  # what it refuses need not wait for the engine
+        from pfl_lite.atomic_files import write_json
+        from pfl_lite.engine.processes import over_processes
+        from pfl_lite.engine.report import safetensors_for
+        from pfl_lite.engine.simulation import Simulation
+        from pfl_lite.show.text import render_opening, render_report
+
+        if save is not None:
+            safetensors_for(save)
         simulation = Simulation(config, mapping=over_processes(workers, config))
+    if simulation.config.device != "cuda":
+        for name in ("tf32", "graphs"):
+            if name in options:
+                tell(f"--{'no-' * (name == 'graphs')}{name} changes nothing here: it is for runs on a GPU")
     for sentence in advice:
         tell(sentence.message)
     kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
@@ -506,13 +516,14 @@ def run(
     typer.echo(render_opening(simulation), err=True)
     said = time.monotonic()
 
-    def sign_of_life() -> bool:
+    def sign_of_life(clients: str = "") -> bool:
         nonlocal said
-        if not sys.stderr.isatty() and time.monotonic() - said > 30:
-            typer.echo(f"round {simulation.round} of {config.rounds}", err=True)
+        if time.monotonic() - said > 30 and (clients or not sys.stderr.isatty()):
+            tell(f"round {simulation.round} of {config.rounds}{clients}", prefix="")
             said = time.monotonic()
         return False
 
+    simulation.map.told = lambda done, of: sign_of_life(f": client {done} of {of}")
     simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
@@ -531,9 +542,15 @@ def compare(
     methods: list[str] = typer.Argument(
         ..., help="methods, each with settings of its own if it needs some: NAME:x=1,y=2"
     ),
-    seeds: str = typer.Option("3", help="how many, or which, separated by commas"),
+    seeds: str = typer.Option(
+        "3", help="how many (3: seeds 0, 1 and 2), or which, separated by commas (3,: seed 3 alone)"
+    ),
     workers: Workers = 1,
     format: str = typer.Option("text", help="text, markdown or csv"),
+    on: str = typer.Option("test", help="test, or val (validation images) to choose settings by"),
+    keep: Path | None = typer.Option(
+        None, file_okay=False, help="folder for each run's report and checkpoint; what is there goes on"
+    ),
     **settings: Any,
 ) -> None:
     """Run several methods with several seeds, and say by how many points each is ahead of the first one.
@@ -559,18 +576,24 @@ def compare(
             )
         rows[word] = {"method": name} | parse_settings(own.split(",") if own else [], f"{name}:")
     numbers = whole_numbers(seeds)
-    frame = table(rows, numbers[0] if "," not in seeds else numbers, workers=workers, **options)
+    kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
+    context.find_root().obj = kept  # what is said should a signal come
+    which = numbers[0] if "," not in seeds else numbers
+    frame = table(rows, which, workers=workers, on=on, keep=keep, **options)
+    what = "In percent of validation images" if on == "val" else "In percent"
+    if format != "csv":
+        frame = frame.map("{:.2f}".format).replace("nan", "-")
     frame.attrs["title"] = (
-        f"In percent, and in points from {methods[0]} with a 95% interval over seeds and clients"
+        f"{what}, and in points from {methods[0]} with a 95% interval over seeds and clients"
     )
     typer.echo(render(frame.reset_index(), format), nl=False)
 
 
-def tell(message: object, *_: object, **__: object) -> None:
+def tell(message: object, *_: object, prefix: str = "pfl-lite: ", **__: object) -> None:
     """Say a warning's sentence, without the line of code that it came from, above the bar if there is one."""
     from tqdm import tqdm
 
-    tqdm.write(f"pfl-lite: {message}", file=sys.stderr)
+    tqdm.write(f"{prefix}{message}", file=sys.stderr)
 
 
 def parse_budget(text: str) -> float:
@@ -590,7 +613,9 @@ def reproduce(
     experiment: Experiment,
     budget_name: BudgetName = "small",
     methods: str | None = typer.Option(None, help="rows to train, separated by commas [all]"),
-    seeds: str | None = typer.Option(None, help="seeds, separated by commas [the protocol's]"),
+    seeds: str | None = typer.Option(
+        None, help="which seeds, separated by commas; 3 is seed 3 [the protocol's]"
+    ),
     rounds: int | None = typer.Option(
         None,
         help="fewer rounds of the results than the protocol's, which the table then says; a search keeps its own",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from pfl_lite.atomic_files import check_writable, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.simulation import prepared, run
+from pfl_lite.engine.simulation import Simulation, prepared, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
@@ -36,6 +40,8 @@ def compare(
     *,
     federation: Federation | None = None,
     workers: int = 1,
+    on: str = "test",
+    keep: Path | str | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
     """Run each method with each seed, and compare the others with the first one client by client.
@@ -50,38 +56,57 @@ def compare(
         seeds: how many, counted from 0, or which ones. Each seed deals the images anew and starts from other models.
         federation: the clients, as for `run`; they are then the same with every seed, and only the training differs.
         workers: processes that share out the clients of a round.
+        on: the images that all numbers are of: `test`, or `val` to choose settings by, such as each method's learning rate.
+        keep: a folder for each run's report (`fedavg-seed0.json`, ...) and checkpoint, from which the same call goes on.
         settings: those of all runs, as for `run`.
 
     Returns:
         A row per method, in the order in which they are given, so that the first row is what the others are compared with.
-        `accuracy` is in percent: the mean over seeds and clients on the clients' own test images, after fine-tuning where a run
+        `accuracy` is in percent: the mean over seeds and clients on the clients' own images, after fine-tuning where a run
         has `ft_epochs` (for tables of numbers it is `r2`, times 100). Clients that are held out (`unseen`) do not count.
         `difference` is the mean of a row minus the first row in points, paired by seed and client, over the clients that have
-        test images with every seed. `low` and `high` are its 95% t interval over seeds and clients. All three are NaN in the
+        such images with every seed. `low` and `high` are its 95% t interval over seeds and clients. All three are NaN in the
         first row. A single seed shows only a part of its error, so its interval is widened.
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
-            in all rows; raised before any run starts.
+            in all rows, or files in `keep` that belong to other runs; raised before any run starts.
     """
     rows, numbers = _rows(methods), _seeds(seeds)
     if "seed" in settings:
         raise InputError(f"compare takes seeds, not seed: write seeds=[{settings['seed']}]")
+    if on not in ("test", "val"):
+        raise InputError(f"on must be test or val, not {on!r}")
     for seed in numbers:
         make_config("local", seed=seed)
     with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
         for row in rows:
-            prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
+            sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
+            if not any(_sizes(sim, on)):
+                images = {"test": "test", "val": "validation"}[on]
+                raise InputError(f"no client has {images} images: there is nothing to compare on")
+        files = _files(keep, rows, numbers)
+        for row, seed in product(rows, numbers):
+            report_file, checkpoint = files[row.name, seed]
+            if report_file is None or checkpoint is None:
+                continue
+            if checkpoint.exists():
+                prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(checkpoint)
+            check_writable(report_file, force=checkpoint.exists())
     first: np.ndarray | None = None
     table = []
     for at, row in enumerate(rows):
-        scores, held = [], []  # of all clients, one a seed; whether they have test images and took part
+        scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
         for seed in numbers:
             started = time.perf_counter()
-            sim = run(row.method, federation=federation, workers=workers, **(settings | row.own), seed=seed)
+            report_file, checkpoint = files[row.name, seed]
+            its = settings | row.own | {"seed": seed}
+            sim = run(row.method, federation=federation, workers=workers, checkpoint=checkpoint, **its)
             metric, report = sim.history.metric, sim.report()
-            scores.append(100 * np.array(report["final"][f"test_{metric}"], dtype=float))
-            held.append(np.array(report["final"]["test_size"]) > 0)
+            if report_file is not None:
+                write_json(report_file, report)
+            scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
+            held.append(np.array(_sizes(sim, on)) > 0)
             held[-1][sim.history.unseen] = False  # newcomers are another question
             took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
             print(
@@ -101,6 +126,27 @@ def compare(
         table.append(found)
     columns = [metric, "difference", "low", "high"]
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
+
+
+def _sizes(sim: Simulation, on: str) -> list[int]:
+    return sim.history.test_sizes if on == "test" else sim.history.val_sizes
+
+
+def _files(
+    keep: Path | str | None, rows: Iterable[Row], seeds: Iterable[int]
+) -> dict[tuple[str, int], tuple[Path, Path] | tuple[None, None]]:
+    """Row and seed -> files of a run's report and checkpoint, in the folder, which is made; nothing without one."""
+    runs = list(product(rows, seeds))
+    if keep is None:
+        return {(row.name, seed): (None, None) for row, seed in runs}
+    stems = [f"{keep}/{re.sub(r'[^a-zA-Z0-9_.=,-]+', '-', row.name)}-seed{seed}" for row, seed in runs]
+    if len({*map(str.lower, stems)}) < len(stems):
+        raise InputError(
+            "two rows would be kept in the same files: give them names that differ in letters or digits"
+        )
+    Path(keep).mkdir(parents=True, exist_ok=True)
+    paths = ((Path(f"{stem}.json"), Path(f"{stem}.checkpoint")) for stem in stems)
+    return {(row.name, seed): path for (row, seed), path in zip(runs, paths, strict=True)}
 
 
 def _mean(values: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -567,6 +568,37 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
         ("reproduce", "pfedmb-table1", "--lam", "1"),
     ):
         assert "No such option: " in refused(*wrong)
+
+
+def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) -> None:
+    short = [*EIGHT, "--rounds", "1", "--out"]
+    for name, asked in (
+        ("a", ["ditto:lam=0.3,epochs=2"]),
+        ("b", ["ditto", "--set", "lam=0.3", "--epochs", "2"]),
+    ):
+        assert call("run", *asked, *short, tmp_path / f"{name}.json").exit_code == 0
+    a, b = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
+    assert a["config"] == b["config"] and a["final"] == b["final"] and a["config"]["method"]["lam"] == 0.3
+    assert "lam is given twice: 1 and 2" in refused("run", "ditto:lam=1", "--set", "lam=2")
+    assert "as in ditto:lam=0.1" in refused("compare", "ditto", "--set", "lam=1")
+    told = call("compare", "local", "--seeds", "3,", "--model", "linear", "--rounds", "1").stderr
+    assert told.startswith("local seed 3: ") and "run 1 of 1" in told
+
+
+def test_options_of_a_gpu_are_told_that_they_change_nothing_without_one() -> None:
+    short = ["--data", "digits", "--model", "linear", "--rounds", "1", "--device", "cpu"]
+    for option in ("--tf32", "--no-graphs"):
+        told = call("run", "local", *short, option).stderr
+        assert f"pfl-lite: {option} changes nothing here: it is for runs on a GPU" in told
+    assert "changes nothing" not in call("run", "local", *short).stderr
+
+
+def test_a_long_round_says_which_client_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=40)
+    monkeypatch.setattr("pfl_lite.cli.time.monotonic", lambda: next(clock))
+    short = ["--data", "digits", "--model", "linear", "--clients", "4", "--rounds", "1"]
+    told = call("run", "local", *short).stderr
+    assert "round 1 of 1: client 2 of 4" in told
 
 
 @pytest.mark.parametrize(

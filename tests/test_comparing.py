@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -90,6 +91,8 @@ def test_a_client_without_test_images_counts_in_no_difference_and_twins_count_as
         (["fedavg"], {"seeds": "3"}, "not '3'"),
         (["fedavg"], {"seeds": [0, -1]}, "seed must be 0 or more, not -1"),
         (["fedavg"], {"workers": 0}, "workers"),
+        (["fedavg"], {"on": "train"}, "on must be test or val, not 'train'"),
+        (["fedavg"], {"on": "val", "val_fraction": 0}, "no client has validation images"),
         (["fedavg"], {"data": "digit"}, "unknown data set 'digit'"),
         (["fedavg"], {"checkpoint": "a.npz"}, "unknown setting of fedavg 'checkpoint'"),
     ],
@@ -153,7 +156,7 @@ def test_newcomers_do_not_count_and_are_the_same_for_every_method() -> None:
         compare({"fedavg": {}, "local": {"unseen": 2}}, **SHORT)
 
 
-def test_a_method_that_lost_a_client_has_no_mean_and_nothing_to_score_no_difference(tmp_path: Path) -> None:
+def test_a_method_that_lost_a_client_has_no_mean_and_nothing_to_score_is_refused(tmp_path: Path) -> None:
     for i in range(3):
         rows = "\n".join(f"{x},{(i + 1) * x + x % 3}" for x in range(20))
         (tmp_path / f"{i}.csv").write_text(f"a,y\n{rows}\n")
@@ -163,8 +166,57 @@ def test_a_method_that_lost_a_client_has_no_mean_and_nothing_to_score_no_differe
         frame = compare({"local": {}, "wild": {"method": "local", "lr": 1e30}}, **settings)
     assert np.isfinite(frame.loc["local", "r2"]) and frame.loc["wild", ["r2", "difference"]].isna().all()
     nothing = replace(tables, test=[rows[:0] for rows in tables.test])
-    assert (
-        compare(["local", "fedavg"], **(settings | {"federation": nothing}))[["r2", "difference"]]
-        .isna()
-        .all(axis=None)
+    with pytest.raises(InputError, match=r"^no client has test images: there is nothing to compare"):
+        compare(["local", "fedavg"], **(settings | {"federation": nothing}))
+
+
+def test_what_is_kept_is_not_trained_again_and_belongs_to_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"local": {}, "a/b": {"method": "fedprox", "mu": 0.5}}
+    first = compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        f"{name}-seed{seed}.{kind}"
+        for name in ("local", "a-b")
+        for seed in (0, 1)
+        for kind in ("json", "checkpoint")
+    }
+    report = json.loads((tmp_path / "runs" / "a-b-seed1.json").read_text())
+    assert report["complete"] and report["config"]["seed"] == 1 and report["config"]["method"]["mu"] == 0.5
+    with monkeypatch.context() as none:
+        none.setattr("pfl_lite.engine.rounds.Rounds.advance", lambda self: pytest.fail("was trained again"))
+        assert compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT).equals(first)
+    with pytest.raises(InputError, match=r"kept in the same files: give them names that differ"):
+        compare(rows | {"A b": {"method": "local"}}, seeds=1, keep=tmp_path / "others", **SHORT)
+    assert not (tmp_path / "others").exists()
+    with pytest.raises(InputError, match=r"another configuration \(it differs in lr"):
+        compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT | {"lr": 0.1})
+    (tmp_path / "runs" / "local-seed0.checkpoint").unlink()
+    with pytest.raises(InputError, match=r"local-seed0\.json is there already"):
+        compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT)
+
+
+def test_a_report_says_which_clients_were_held_out() -> None:
+    sim = run("fedavg", seed=3, unseen=2, **SHORT)
+    final = sim.report()["final"]["test_accuracy"]
+    newcomers = sim.report()["unseen"]
+    assert newcomers == sim.history.unseen and len(newcomers) == 2
+    mean = sim.report()["rounds"][-1]["unseen_personal_accuracy"]
+    assert mean == pytest.approx(np.mean([final[i] for i in newcomers]))
+    assert "unseen" not in run("fedavg", seed=3, **SHORT).report()
+
+
+def test_rates_are_chosen_on_validation_images() -> None:
+    rows = {f"lr {lr}": {"method": "fedavg", "lr": lr} for lr in (0.01, 0.5)}
+    frame = compare(rows, seeds=[100], on="val", **SHORT)
+    for name, own in rows.items():
+        final = run(seed=100, **SHORT | own).report()["final"]
+        assert frame.loc[name, "accuracy"] == pytest.approx(100 * np.nanmean(final["val_accuracy"]))
+        assert frame.loc[name, "accuracy"] != pytest.approx(100 * np.nanmean(final["test_accuracy"]))
+    short = [f"--{name}={value}" for name, value in SHORT.items() if name != "lr"]
+    asked = ["compare", "fedavg:lr=0.01", "fedavg:lr=0.5", "--seeds", "1", "--on", "val", *short]
+    shown = CliRunner().invoke(app, asked).stdout
+    assert "In percent of validation images" in shown
+    assert all(
+        len(number.partition(".")[2]) == 2 for number in re.findall(r"(?<= )-?[\d.]+", shown.splitlines()[-1])
     )

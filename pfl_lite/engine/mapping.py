@@ -22,6 +22,8 @@ class Mapping:
     """Applies a per-client function `(server, client, work) -> dicts of tensors` to some clients of one round."""
 
     work: type[LocalWork]
+    told: Callable[[int, int], object] | None = None
+    """Is told after each client how many are done, and of how many; of the loop alone, as the others do many at once."""
 
     def __init__(
         self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings | None = None
@@ -72,9 +74,11 @@ class Loop(Mapping):
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        answers = [
-            function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])) for i in ids
-        ]
+        answers = []
+        for i in ids:
+            answers.append(function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])))
+            if self.told is not None:
+                self.told(len(answers), len(ids))
         return tuple(
             {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
             for parts in zip(*answers, strict=True)

@@ -340,6 +340,8 @@ class Simulation(Rounds):
             "versions": versions(),
             "code": code_version(),
         }
+        if self.history.unseen:
+            report["unseen"] = self.history.unseen
         return plain(report | ({"final_before_ft": final_scores(self.history, "personal")} if tuned else {}))
 
     def save_models(self, path: Path | str) -> None:
