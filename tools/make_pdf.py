@@ -33,6 +33,7 @@ addEventListener("beforeprint", () => {
 });
 """
 PRINTED_TOO = {"notation", "bibliography"}  # of what is not the course
+FOR_TEACHERS = {"teaching"}  # stands with the course, but is no part of what its readers print
 
 
 def chromium() -> str | None:
@@ -74,7 +75,8 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     printed: list[dict[str, Any]] = []
     for part in toc["parts"]:
         files = [one["file"] for one in part["chapters"]]
-        kept = [name for name in files if part["caption"] not in BESIDE or name in PRINTED_TOO]
+        readers = [name for name in files if name not in FOR_TEACHERS]
+        kept = [name for name in readers if part["caption"] not in BESIDE or name in PRINTED_TOO]
         for name in files:
             section = chapter(article, name)
             if name in kept:
