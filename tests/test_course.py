@@ -458,19 +458,38 @@ def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(writer: Any) -> None:
-    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
+    described = importlib.import_module("chapter_slides").exercise_plans()
     units = [chapter for chapter in writer.chapters if chapter.name in DECKS]
     assert {one.label for chapter in units for one in chapter_text.exercises(chapter)} == set(described)
     for label, (minutes, level, marks, *hints) in described.items():
-        assert 5 <= minutes <= 30 and level in (1, 2, 3) and re.match(r"1 \w", marks), label
+        assert 5 <= minutes <= 30 and level in (1, 2, 3), label
+        assert all(re.match(r"\d \w", part) for part in marks.split("; ")), label
         assert len(hints) == len({*hints}) == 2 and all(hint.endswith((".", "?")) for hint in hints), label
     plans = (ROOT / "book/_instructor/plans.txt").read_text(encoding="utf-8")
     assert plans == importlib.import_module("chapter_slides").teaching(writer), "make reference"
 
 
+@pytest.mark.parametrize("name", DECKS)
+def test_points_in_nbgrader_are_those_of_the_plan(name: str, writer: Any) -> None:
+    slides, course = importlib.import_module("chapter_slides"), importlib.import_module("make_course")
+    unit = next(chapter for chapter in writer.chapters if chapter.name == name)
+    worth: dict[str, dict[str, int]] = {one.label: {} for one in chapter_text.exercises(unit)}
+    for cell in course.edition(unit, writer, solved=False).cells:
+        if "nbgrader" in cell.metadata:
+            label, part = re.fullmatch(r"(ex-.*?)-(text|code|tests|hidden-tests)", cell.id).groups()
+            worth[label][part] = cell.metadata.nbgrader["points"]
+    for label, parts in worth.items():
+        marks = slides.exercise_plans()[label][2]
+        assert sum(parts.values()) == slides.total(marks), label
+        assert [parts.get(part) for part in ("tests", "hidden-tests")] == [
+            1 if f"1 {kind} tests" in marks else None for kind in ("visible", "hidden")
+        ]
+        assert parts.get("code", 0) == 0 and parts.get("text") != 0, label
+
+
 def test_a_chapter_s_time_is_that_of_its_reading_and_its_exercises(writer: Any) -> None:
     """The table of chapters gives hours to lecturers: what the page says of reading, and the exercises' minutes, rounded up."""
-    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
+    described = importlib.import_module("chapter_slides").exercise_plans()
     text = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
     stated = dict(re.findall(r"^\| \[.*?\]\(([\w-]+)\) \|.*\| (\d?[¼½¾]?) h \|$", text, re.MULTILINE))
     parts = {"¼": 15, "½": 30, "¾": 45}

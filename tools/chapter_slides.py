@@ -76,6 +76,19 @@ def decks() -> dict[str, Any]:
     return described
 
 
+@functools.cache
+def exercise_plans() -> dict[str, Any]:
+    """The units' exercises by label: minutes, level, marks and two hints."""
+    path = ROOT / "book/_instructor/exercises.yml"
+    read: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return read
+
+
+def total(marks: str) -> int:
+    """What an exercise gives at most: every part of its marks begins with its points."""
+    return sum(int(part.split()[0]) for part in marks.split("; "))
+
+
 def embedded(path: Path) -> str:
     """A picture in SVG as an address that holds it."""
     return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
@@ -274,7 +287,6 @@ def plan(chapter: Chapter, writer: Writer) -> list[tuple[int, str]]:
 
 def teaching(writer: Writer) -> str:
     """What the page for teachers says of every unit: the minutes of its slides, and its exercises with marks and hints."""
-    described = yaml.safe_load((ROOT / "book/_instructor/exercises.yml").read_text(encoding="utf-8"))
     lines = []
     for chapter in writer.chapters:
         if chapter.name not in decks():
@@ -283,11 +295,11 @@ def teaching(writer: Writer) -> str:
         lines += [f"### [{chapter.title}]({chapter.name}), {steps[-1][0]} minutes\n"]
         lines += [" · ".join(f"**{clock}** {heading}" for clock, heading in steps[:-1]) + "\n"]
         lines += [
-            "| Exercise | Minutes | Level | A point for each | First hint | Second hint |",
+            "| Exercise | Minutes | Level | Points for | First hint | Second hint |",
             "|---|---|---|---|---|---|",
         ]
         for one in exercises(chapter):
-            minutes, level, marks, first, second = described[one.label]
+            minutes, level, marks, first, second = exercise_plans()[one.label]
             stars = "●" * level + "○" * (3 - level)
             lines.append(f"| {{numref}}`{one.label}` | {minutes} | {stars} | {marks} | {first} | {second} |")
         lines.append("")

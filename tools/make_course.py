@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import nbformat
-from chapter_slides import teaching, write_slides
+from chapter_slides import exercise_plans, teaching, total, write_slides
 from chapter_text import LAB, Chapter, Exercise, Piece, Writer, pieces
 from make_quizzes import make as write_quizzes
 from nbformat import NotebookNode
@@ -80,20 +80,28 @@ def graded(name: str, *, points: int, solution: bool) -> dict[str, object]:
 
 
 def answers(exercise: Exercise, solution: list[Piece]) -> Iterator[NotebookNode]:
-    """The cells that take the place of a solution: for prose, for code, and the tests that grade the code."""
+    """The cells that take the place of a solution: for prose, for code, and the tests that grade the code.
+
+    Each test is worth a point. Words are worth the rest of what the plan gives, where there is a plan, and code nothing.
+    """
     code = [piece.cell for piece in solution if piece.cell.cell_type == "code"]
     tests = [cell for cell in code if tagged(cell, TESTS) or tagged(cell, HIDDEN)]
     code = [cell for cell in code if cell not in tests]
-    if any(piece.cell.cell_type == "markdown" for piece in solution):
-        cell = new_markdown_cell("*Your answer*", id=f"{exercise.label}-text")
-        cell.metadata["nbgrader"] = graded(f"{exercise.label}-text", points=1, solution=True)
+    if plan := exercise_plans().get(exercise.label):
+        words = total(plan[2]) - len(tests)
+    else:
+        words = int(not tests or any(piece.cell.cell_type == "markdown" for piece in solution))
+    if words:
+        ask = f"*Your answer (points: {words}). Write here, even if your code shows it: left as it is, this cell earns nothing.*"
+        cell = new_markdown_cell(ask, id=f"{exercise.label}-text")
+        cell.metadata["nbgrader"] = graded(f"{exercise.label}-text", points=words, solution=True)
         yield cell
     if code:
         source = stub(exercise, [cell.source for cell in code], "\n".join(cell.source for cell in tests))
         cell = new_code_cell(source, id=f"{exercise.label}-code")
         # With this tag "Run all" goes on behind an exercise that is not solved yet.
         cell.metadata["tags"] = ["raises-exception"]
-        cell.metadata["nbgrader"] = graded(f"{exercise.label}-code", points=0 if tests else 1, solution=True)
+        cell.metadata["nbgrader"] = graded(f"{exercise.label}-code", points=0, solution=True)
         yield cell
     for cell in tests:
         source, kind = cell.source, HIDDEN if tagged(cell, HIDDEN) else TESTS
@@ -166,7 +174,7 @@ READ_FIRST = """# A course on personalized federated learning
 | `slides/` | every reader | one file per unit; opens in a browser, without a network; key S shows what the speaker says |
 | `instructor/` | teachers | the same notebooks with solutions, minute plans with points and hints, and exam answers |
 | `quizzes/` | teachers | all quizzes as QTI 2.1 (Canvas, Blackboard, ILIAS, ...) and as Moodle XML, with keys |
-| `grading/` | teachers | an nbgrader course; `source/` and the hidden tests in it are not for students |
+| `grading/` | teachers | an nbgrader course with the plans' points; `source/` and the hidden tests in it are not for students |
 
 Hand out `student/` and `slides/`, not this whole folder. `student/README.md` says what students install, and that they need
 nothing else. You need nbgrader too: `make environment` in a clone of the book's repository makes an environment that has it; the
