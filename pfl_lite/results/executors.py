@@ -32,7 +32,7 @@ Report = dict[str, Any] | None
 def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Report:
     """Train one task from its checkpoint on; its report, or None when `stop(key, round)`, asked before a round, ended it.
 
-    After the last round `stop` is only told of it. An attempt that diverges ends after that round.
+    An attempt that diverges ends after that round.
     Where the checkpoint's folder cannot be written, which is a machine that does not share it, the run is made in one go.
     """
     import torch
@@ -45,6 +45,8 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Rep
     kept = checkpoint if os.access(checkpoint.parent, os.W_OK) else None
     begun = kept is not None and kept.exists()
     if task.trained_by is not None and os.access(task.trained_by[0], os.R_OK) and not begun:
+        if stop(task.key, task.config.rounds - 1):  # what comes after the last round is all that is left
+            return None
         simulation.load(*task.trained_by)
 
     def diverged() -> bool:
@@ -54,9 +56,6 @@ def train(task: Task, checkpoint: Path, stop: Callable[[Key, int], bool]) -> Rep
         return diverged() or stop(task.key, simulation.round)
 
     done = simulation.run(checkpoint=kept, stop=ends, progress=False)
-    stop(
-        task.key, simulation.round
-    )  # says that the last round is over: what is left, tuning and scores, may take long
     return simulation.report() if done or diverged() else None
 
 

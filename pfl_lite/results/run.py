@@ -229,11 +229,13 @@ def work(plan: Plan, pending: Sequence[Task]) -> str:
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:
-    """Which round the runs in hand have reached, or that only tuning and scores are left of them."""
+    """How many rounds the runs in hand have done, and of which the next is the last, whose tuning and scores may take long."""
     where = []
     for task in tasks:
         at, last = reached.get(task.key, 0), task.config.rounds
-        where.append(f"{task.title} round {at}/{last}" + (", being tuned and scored" if at == last else ""))
+        where.append(
+            f"{task.title} round {at}/{last}" + (", then tuned and scored" if at == last - 1 else "")
+        )
     more = [f"{len(where) - SHOWN} more"] if len(where) > SHOWN else []
     return ", ".join(where[:SHOWN] + more)
 
