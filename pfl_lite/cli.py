@@ -485,9 +485,11 @@ def run(
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     method, _, more = method.partition(":")
-    own = parse_settings([*(more.split(",") if more else []), *(set_ or [])])
-    if twice := sorted(own.keys() & options.keys()):
-        raise InputError(f"{twice[0]} is given twice: leave out --set {twice[0]}=...")
+    named = parse_settings(more.split(",") if more else [], f"{method}:")
+    own = parse_settings(set_ or [])
+    if twice := sorted((own.keys() & options.keys()) | (named.keys() & (own.keys() | options.keys()))):
+        raise InputError(f"{twice[0]} is given twice: give it once")
+    own |= named
     prepare(workers, settings["device"])
     from pfl_lite.config import make_config
 
@@ -504,9 +506,8 @@ def run(
             safetensors_for(save)
         simulation = Simulation(config, mapping=over_processes(workers, config))
     if simulation.config.device != "cuda":
-        for name in ("tf32", "graphs"):
-            if name in options:
-                tell(f"--{'no-' * (name == 'graphs')}{name} changes nothing here: it is for runs on a GPU")
+        for name in options.keys() & {"tf32", "graphs"}:
+            tell(f"--{'no-' * (not options[name])}{name} changes nothing here: it is for runs on a GPU")
     for sentence in advice:
         tell(sentence.message)
     kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
@@ -518,7 +519,9 @@ def run(
 
     def sign_of_life(clients: str = "") -> bool:
         nonlocal said
-        if time.monotonic() - said > 30 and (clients or not sys.stderr.isatty()):
+        if not clients and sys.stderr.isatty():  # the bar says it
+            said = time.monotonic()
+        elif time.monotonic() - said > 30:
             tell(f"round {simulation.round} of {config.rounds}{clients}", prefix="")
             said = time.monotonic()
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -579,7 +580,8 @@ def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) 
         assert call("run", *asked, *short, tmp_path / f"{name}.json").exit_code == 0
     a, b = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
     assert a["config"] == b["config"] and a["final"] == b["final"] and a["config"]["method"]["lam"] == 0.3
-    assert "lam is given twice: 1 and 2" in refused("run", "ditto:lam=1", "--set", "lam=2")
+    assert "lam is given twice" in refused("run", "ditto:lam=1", "--set", "lam=2")
+    assert "ditto: takes name=value, e.g. ditto:mu=0.1, not 'lam'" in refused("run", "ditto:lam")
     assert "as in ditto:lam=0.1" in refused("compare", "ditto", "--set", "lam=1")
     told = call("compare", "local", "--seeds", "3,", "--model", "linear", "--rounds", "1").stderr
     assert told.startswith("local seed 3: ") and "run 1 of 1" in told
@@ -587,7 +589,7 @@ def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) 
 
 def test_options_of_a_gpu_are_told_that_they_change_nothing_without_one() -> None:
     short = ["--data", "digits", "--model", "linear", "--rounds", "1", "--device", "cpu"]
-    for option in ("--tf32", "--no-graphs"):
+    for option in ("--tf32", "--no-graphs", "--graphs"):
         told = call("run", "local", *short, option).stderr
         assert f"pfl-lite: {option} changes nothing here: it is for runs on a GPU" in told
     assert "changes nothing" not in call("run", "local", *short).stderr
@@ -599,6 +601,23 @@ def test_a_long_round_says_which_client_is_done(monkeypatch: pytest.MonkeyPatch)
     short = ["--data", "digits", "--model", "linear", "--clients", "4", "--rounds", "1"]
     told = call("run", "local", *short).stderr
     assert "round 1 of 1: client 2 of 4" in told
+
+
+def test_a_terminal_with_a_bar_is_told_of_long_rounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr("pfl_lite.cli.tell", lambda message, **_: told.append(message))
+    screen = type("Screen", (io.StringIO,), {"isatty": lambda self: True})
+    monkeypatch.setattr("sys.stderr", screen())
+    short = ["--data", "digits", "--model", "linear", "--clients", "4", "--rounds", "12"]
+    for step, expected in (
+        (1, False),
+        (20, True),
+    ):  # seconds a look at the clock, of which a round has ten or so
+        clock = itertools.count(step=step)
+        monkeypatch.setattr("pfl_lite.cli.time.monotonic", lambda clock=clock: next(clock))
+        told.clear()
+        app(["run", "local", *short], standalone_mode=False)
+        assert bool(told) == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ class Mapping:
 
     work: type[LocalWork]
     told: Callable[[int, int], object] | None = None
-    """Is told after each client how many are done, and of how many; of the loop alone, as the others do many at once."""
+    """Is told after each client how many are done, and of how many: by the loop alone, and where several processes share out the
+    clients, of those of the first one."""
 
     def __init__(
         self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings | None = None

@@ -73,6 +73,9 @@ class Forked(Loop):
         loop = partial(super().stacked, function, server, clients)
 
         def found(share: list[int]) -> tuple[tuple[Params, ...], int]:
+            self.told = (
+                None  # in the child: it would say the same of its share, and a lock may be held for ever
+            )
             works: list[LocalWork] = []
 
             def counted(ids: list[int]) -> LocalWork:
