@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_lite.atomic_files import check_writable, write_json
+from pfl_lite.atomic_files import check_writable, told, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.simulation import Simulation, prepared, run
@@ -24,6 +24,9 @@ from pfl_lite.papers.statement import by_unit, estimate
 
 OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
+
+
+LONGEST = 200  # letters of a row's name in a file's name
 
 
 class Row(NamedTuple):
@@ -92,7 +95,11 @@ def compare(
                 continue
             if checkpoint.exists():
                 prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(checkpoint)
-            check_writable(report_file, force=checkpoint.exists())
+            elif report_file.exists():
+                raise InputError(
+                    f"{report_file} is there without its checkpoint: delete it, or keep these runs in another folder"
+                )
+            check_writable(report_file)
     first: np.ndarray | None = None
     table = []
     for at, row in enumerate(rows):
@@ -133,18 +140,20 @@ def _sizes(sim: Simulation, on: str) -> list[int]:
 
 
 def _files(
-    keep: Path | str | None, rows: Iterable[Row], seeds: Iterable[int]
+    keep: Path | str | None, rows: list[Row], seeds: list[int]
 ) -> dict[tuple[str, int], tuple[Path, Path] | tuple[None, None]]:
     """Row and seed -> files of a run's report and checkpoint, in the folder, which is made; nothing without one."""
     runs = list(product(rows, seeds))
     if keep is None:
         return {(row.name, seed): (None, None) for row, seed in runs}
-    stems = [f"{keep}/{re.sub(r'[^a-zA-Z0-9_.=,-]+', '-', row.name)}-seed{seed}" for row, seed in runs]
+    names = {row.name: re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST] for row in rows}
+    stems = [f"{keep}/{names[row.name]}-seed{seed}" for row, seed in runs]
     if len({*map(str.lower, stems)}) < len(stems):
         raise InputError(
             "two rows would be kept in the same files: give them names that differ in letters or digits"
         )
-    Path(keep).mkdir(parents=True, exist_ok=True)
+    with told(Path(keep)):
+        Path(keep).mkdir(parents=True, exist_ok=True)
     paths = ((Path(f"{stem}.json"), Path(f"{stem}.checkpoint")) for stem in stems)
     return {(row.name, seed): path for (row, seed), path in zip(runs, paths, strict=True)}
 

@@ -189,10 +189,16 @@ def test_what_is_kept_is_not_trained_again_and_belongs_to_its_run(
     with pytest.raises(InputError, match=r"kept in the same files: give them names that differ"):
         compare(rows | {"A b": {"method": "local"}}, seeds=1, keep=tmp_path / "others", **SHORT)
     assert not (tmp_path / "others").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file cannot be written"):
+        compare(rows, seeds=1, keep=tmp_path / "file", **SHORT)
+    compare(
+        {"弱": {"method": "local"}, "強": {"method": "fedavg"}}, seeds=1, keep=tmp_path / "others", **SHORT
+    )
     with pytest.raises(InputError, match=r"another configuration \(it differs in lr"):
         compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT | {"lr": 0.1})
     (tmp_path / "runs" / "local-seed0.checkpoint").unlink()
-    with pytest.raises(InputError, match=r"local-seed0\.json is there already"):
+    with pytest.raises(InputError, match=r"local-seed0\.json is there without its checkpoint"):
         compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT)
 
 
@@ -204,6 +210,17 @@ def test_a_report_says_which_clients_were_held_out() -> None:
     mean = sim.report()["rounds"][-1]["unseen_personal_accuracy"]
     assert mean == pytest.approx(np.mean([final[i] for i in newcomers]))
     assert "unseen" not in run("fedavg", seed=3, **SHORT).report()
+
+
+def test_a_client_without_validation_images_does_not_count_where_these_decide() -> None:
+    federation = make_federation("digits", "dirichlet:1", 4, 0)
+    federation.val[3] = federation.val[3][:0]
+    short: dict[str, Any] = {"federation": federation, "rounds": 2, "lr": 0.5, "model": "linear"}
+    frame = compare(["local", "fedavg"], seeds=[0], on="val", **short)
+    ends = [run(one, **short).report()["final"] for one in ("local", "fedavg")]
+    first, second = (100 * np.array(end["val_accuracy"], dtype=float)[:3] for end in ends)
+    assert frame["accuracy"].tolist() == pytest.approx([first.mean(), second.mean()])
+    assert frame.loc["fedavg", "difference"] == pytest.approx((second - first).mean())
 
 
 def test_rates_are_chosen_on_validation_images() -> None:
