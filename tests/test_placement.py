@@ -22,6 +22,7 @@ from pfl_lite.engine import local_training as engine_work
 from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.evaluate import score
 from pfl_lite.engine.simulation import Simulation
+from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg
 from pfl_lite.methods.base import Params, Round
 from pfl_lite.models import make_network
@@ -142,5 +143,5 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
         return {name: FAULTS[fault](w) for name, w in upload.items()}, client
 
     monkeypatch.setattr(FedAvg, "local", faulty)
-    with pytest.raises((RuntimeError, NotImplementedError)):
+    with pytest.raises((RuntimeError, NotImplementedError, InputError)):
         there.local()
