@@ -74,7 +74,7 @@ class Forked(Loop):
 
         def found(share: list[int]) -> tuple[tuple[Params, ...], int]:
             self.told = (
-                None  # in the child: it would say the same of its share, and a lock may be held for ever
+                None  # in the child, which would say the same of its share, under a lock that may stay held
             )
             works: list[LocalWork] = []
 
