@@ -177,6 +177,19 @@ def test_quiz_explains_every_answer(chapter: Path) -> None:
             assert len(why) > 30, f"{option!r} is not explained"
 
 
+def test_the_longest_answer_is_no_safe_bet(writer: Any) -> None:
+    """Of three answers, the right one is the longest about every third time, and stands first, second and third alike."""
+    asked = [question for chapter in writer.chapters for question in chapter_text.questions(chapter)]
+    longest, places = 0, []
+    for question in asked:
+        lengths = [len(answer.words) for answer in question.answers]
+        places.append([answer.right for answer in question.answers].index(True))
+        longest += lengths[places[-1]] > max(lengths[: places[-1]] + lengths[places[-1] + 1 :])
+    chance = sum(1 / len(question.answers) for question in asked)
+    assert 0.6 * chance <= longest <= 1.3 * chance, f"{longest} of {len(asked)}"
+    assert max(map(places.count, range(3))) <= 0.45 * len(asked), places
+
+
 # What students hand in for exercise 1.2, and what it is worth: (tests they have seen, tests they have not).
 FEDSGD = """
 def fedsgd(theta, T, lr, fed=federation):

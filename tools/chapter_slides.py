@@ -229,7 +229,7 @@ def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
     )  # fmt: skip
     if quiz := questions(chapter):
         first = quiz[0]
-        # In the notebooks most right answers stand second; a room that votes every week would soon know.
+        # Shuffled anew, so that no letter becomes a safe bet in a room that votes every week.
         answers = random.Random(chapter.name).sample(first.answers, len(first.answers))
         options = "".join(f"<li>{answer.words}</li>" for answer in answers)
         right = next(answer for answer in answers if answer.right)
