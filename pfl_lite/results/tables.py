@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_lite.config import MACHINE_KEYS
 from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
-from pfl_lite.papers.statement import NotTestable, per_client_measure
+from pfl_lite.papers.statement import NotTestable, per_client_measure, seeds_of_all, with_seeds
 from pfl_lite.papers.statistics import agreement, ranks
-from pfl_lite.results.ledger import Ledger, Run, flat, reached
+from pfl_lite.results.ledger import Ledger, Run, flat, reached, unlike
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
 WIDEST = 2.0  # points: the same where 2 s.d. over seeds allow it; more is not, however much the seeds differ
@@ -131,9 +130,9 @@ def detours(trained: Arm, found: Found) -> list[str]:
     for one in found.failed:
         heir = next((run for run in found.runs if run["seed"] == one["seed"]), one)
         before, after = (flat(each["config"]) for each in (one, heir))
-        unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
-        old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
-        again = f" with {old} and was run again with {new}" if unlike else ""
+        changed = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
+        old, new = (", ".join(f"{key} {each[key]:g}" for key in changed) for each in (before, after))
+        again = f" with {old} and was run again with {new}" if changed else ""
         said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
     return said
 
@@ -168,9 +167,7 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
 
 def unlike_settings(runs: Sequence[Run]) -> list[str]:
     """In which settings some runs were trained differently, as where one diverged and took the next candidate."""
-    configs = [flat(run["config"]) for run in runs]
-    keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
-    return [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
+    return [name for name in unlike(*(run["config"] for run in runs)) if name != "seed"]
 
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
@@ -229,10 +226,10 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
     for measure, words in experiment.measures.items():
         papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
         rows = [arm for arm in experiment.arms if papers[arm.key] is not None and runs[arm.key]]
-        seeds = set.intersection(*({run["seed"] for run in runs[arm.key]} for arm in rows)) if rows else set()
+        seeds = seeds_of_all(runs[arm.key] for arm in rows)
         if len(rows) < LEAST_ROWS or not seeds:
             continue
-        common = [[run for run in runs[arm.key] if run["seed"] in seeds] for arm in rows]
+        common = [with_seeds(runs[arm.key], seeds) for arm in rows]
         try:
             # [seeds, clients, rows]
             ours = np.stack([per_client_measure(some, measure) for some in common], -1)
