@@ -482,7 +482,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         f"M1{suffix}",
         group,
         f"{ours}: FedMN is above all seven other methods on each data set (Table II)",
-        [link for name in names for link in ahead(table2(name), own, *RIVALS)],
+        ahead(map(table2, names), own, *RIVALS),
     )
     large = [name for name in names if name.startswith(("cifar100", "femnist"))]
     small = [name for name in names if name not in large]
@@ -492,8 +492,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         f"M2{suffix}",
         group,
         f"{ours}: FedMN leads FedEM on {' and '.join(large)}, and by more than on {' and '.join(small)} (Table II)",
-        [link for high in large for link in ahead(table2(high), own, "fedem")]
-        + [gain(high, low, own) for high in large for low in small],
+        ahead(map(table2, large), own, "fedem") + [gain(high, low, own) for high in large for low in small],
     )
     linked(
         f"M8{suffix}",

@@ -11,7 +11,7 @@ from typing import Any
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.papers import Arm, Experiment, Settings, get_experiment
-from pfl_lite.papers.experiment import climbed
+from pfl_lite.papers.experiment import climbed, in_order
 from pfl_lite.results.ledger import Ledger, Run, flat
 
 Key = tuple[str, int, int | None]
@@ -89,7 +89,7 @@ class Plan:
 
     def scored(self, arm: Arm) -> list[dict[str, Any]]:
         """The scored candidates of the present search in its order, not in the order in which workers finished them."""
-        return in_grid_order(self.grid(arm), self.searched(arm))
+        return in_order(self.grid(arm), self.searched(arm))
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
@@ -179,10 +179,9 @@ class Plan:
         That is so for the last candidate, for arms that take over another's training or rates, and where a complete shorter run
         is there, whose place in the ledger only a run of the same settings takes.
         """
-        shares = arm.trained_by is not None or arm.rates_of is not None
-        if not self.experiment.next_candidate or shares or len(self.candidates(arm, seed)) < 2:
+        if arm.source is not None or not self.experiment.next_candidate:
             return None
-        if self.ledger.has(self.experiment.name, arm.key, seed):
+        if len(self.candidates(arm, seed)) < 2 or self.ledger.has(self.experiment.name, arm.key, seed):
             return None
         return self.next_number(arm, seed)
 
@@ -192,14 +191,14 @@ class Plan:
 
     def config(self, arm: Arm, seed: int, chosen: Settings | None = None) -> RunConfig:
         """The configuration of an arm's result with the settings that its search chose, or with others."""
-        settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
+        settings = self.experiment.settings(seed, self.length(arm)) | self.machine
         chosen = self.chosen(arm, seed) or {} if chosen is None else chosen
         return make_config(arm.method, **(settings | arm.settings | chosen)).resolved()
 
     def trial(self, arm: Arm, candidate: Settings) -> RunConfig:
         """The configuration with which a candidate of an arm's grid is scored."""
         rounds = self.experiment.search_rounds_of(arm)
-        settings = self.experiment.settings(self.experiment.search_seed, rounds=rounds) | self.machine
+        settings = self.experiment.settings(self.experiment.search_seed, rounds) | self.machine
         settings |= (
             {"ft_every": 0, "eval_every": rounds, "patience": 0} | arm.settings | arm.search | candidate
         )
@@ -266,11 +265,6 @@ class Plan:
             number = self.next_number(self.experiment.arm(arm), seed)
             kind = "run" if number == 1 else f"run{number}"
         return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
-
-
-def in_grid_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The candidates of a grid in its order, not in the order in which workers finished them."""
-    return [one for settings in grid for one in candidates if one["settings"] == settings]
 
 
 def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
