@@ -94,20 +94,18 @@ def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False)
     }
 
 
-def made_by(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
-    """The experiment and the arm whose training an arm's runs are: its own, unless it takes over another's."""
-    home, own = home_of(experiment, arm)
-    return home, home.arm(own.trained_by or own.key)
-
-
 class Found(NamedTuple):
-    """What the ledger holds of an arm: complete runs with the protocol's seeds, unfinished ones, attempts at these that diverged
-    and took another's place, and seeds that the protocol does not have."""
+    """What the ledger holds of an arm."""
 
     runs: list[Run]
+    """Complete, and with the protocol's seeds."""
     unfinished: list[Run]
+    trained: Arm
+    """The arm whose training the runs are: their own, unless they take over another's."""
     failed: list[Run]
+    """Attempts at that training that diverged, and whose place another took."""
     strays: list[int]
+    """Seeds of complete runs that the protocol does not have."""
 
 
 def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
@@ -115,22 +113,23 @@ def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
     every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
     found = {}
     for arm in experiment.arms:
-        home, trained = made_by(experiment, arm)
+        home, own = home_of(experiment, arm)
+        trained = home.arm(own.trained_by or own.key)
         some = every[arm.key], begun[arm.key], ledger.diverged(home.name, trained.key)
         runs, undone, failed = ([one for one in each if one["seed"] in experiment.seeds] for each in some)
         strays = [run["seed"] for run in every[arm.key] if run["seed"] not in experiment.seeds]
-        found[arm.key] = Found(runs, undone, failed, strays)
+        found[arm.key] = Found(runs, undone, trained, failed, strays)
     return found
 
 
-def detours(trained: Arm, found: Found) -> list[str]:
-    """Which of an arm's runs diverged, and which took the place of attempts that did at the training of `trained`."""
+def detours(found: Found) -> list[str]:
+    """Which of an arm's runs diverged, and which took the place of attempts that did."""
     lost = [(run["seed"], diverged_in(run["rounds"])) for run in found.runs]
     said = [f"seed {seed} diverged in round {at}" for seed, at in lost if at is not None]
     for one in found.failed:
         heir = next((run for run in found.runs if run["seed"] == one["seed"]), one)
         before, after = (flat(each["config"]) for each in (one, heir))
-        changed = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
+        changed = [key for key in (found.trained.grid or ({},))[0] if before[key] != after[key]]
         old, new = (", ".join(f"{key} {each[key]:g}" for key in changed) for each in (before, after))
         again = f" with {old} and was run again with {new}" if changed else ""
         said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
@@ -300,11 +299,8 @@ def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) ->
                 why = f"{experiment.stands_in}; {why}"
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
-        reasons = [
-            *shortfalls(experiment, arm, found[arm.key]),
-            *detours(made_by(experiment, arm)[1], found[arm.key]),
-        ]
-        rows.append(row | {"Reason": "; ".join(filter(None, [why, *reasons]))})
+        reasons = [why, *shortfalls(experiment, arm, found[arm.key]), *detours(found[arm.key])]
+        rows.append(row | {"Reason": "; ".join(filter(None, reasons))})
     return rows
 
 
