@@ -544,7 +544,7 @@ def chain(runs: Runs) -> ClaimResult:
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
-    decided = verdict([*links.values()], [0.0] * len(links))
+    decided = verdict([*links.values()])
     return outcome(
         "the paired difference whose interval reaches lowest, points", weakest, "; ".join(each), decided
     )
@@ -616,7 +616,7 @@ def faster(runs: Runs) -> ClaimResult:
         f"{way} {one.value:+.1f}" for way, one in leads.items()
     )
     statistic = f"lead of eq. 5 in {weakest}, {names[decides]}"
-    decided = verdict([*leads.values()], [0.0] * len(leads))
+    decided = verdict([*leads.values()])
     return outcome(statistic, lead, note, decided)
 
 
@@ -697,7 +697,7 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
         excess.append(np.trapezoid(gaps, common) / (common[-1] - common[0]))
         shared.append(branches_used(pairs) < len(pairs))
     farther = two_way(np.array(excess)[:, None])
-    parts = {verdict([farther], [0.0], planned=2), by_seed(shared)}
+    parts = {verdict([farther], planned=2), by_seed(shared)}
     decided = "failed" if "failed" in parts else "undecided" if "undecided" in parts else "held"
     number, branches = pairs.shape[0], pairs.shape[-1]
     by_luck = 1 - by_chance([number], number, branches)[0]
@@ -840,7 +840,7 @@ def one_peak(runs: Runs) -> ClaimResult:
     peak = int(np.argmax(means))
     rises = np.diff(means) > 0
     single = SCAN[peak] == "b10" and rises[:peak].all() and not rises[peak:].any()
-    decided = verdict(ends, [0.0, 0.0])
+    decided = verdict(ends)
     note = ", ".join(f"{key} {mean:.2f}" for key, mean in zip(SCAN, means, strict=True))
     decided = "undecided" if decided == "held" and not single else decided
     return outcome("B = 10 minus the better end of the scan, points", nearer, note, decided)

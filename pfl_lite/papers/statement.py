@@ -82,7 +82,7 @@ class Statement:
 def outcome(statistic: str, one: Estimate, note: str = "", decided: str = "") -> ClaimResult:
     """What an estimate says of "it is above 0", without error where nothing tells one; `decided`: by more than it."""
     known = bool(np.isfinite(one.se))
-    decided = decided or verdict([one], [0.0])
+    decided = decided or verdict([one])
     se, interval = (one.se, one.interval) if known else (None, None)
     return ClaimResult(statistic, decided, one.value, se, interval, 0.0, note)
 
