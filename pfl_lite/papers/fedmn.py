@@ -458,14 +458,8 @@ RIVALS = ("local", "fedavg", "fedprox", "pfl_ft", "cfl", "pfedme", "fedem")
 
 def gain(high: str, low: str, own: str) -> Link:
     """FedMN's lead over FedEM is larger on one data set than on another."""
-    return Link(
-        {
-            (table2(high), own): 1.0,
-            (table2(high), "fedem"): -1.0,
-            (table2(low), own): -1.0,
-            (table2(low), "fedem"): 1.0,
-        }
-    )
+    there, here = ahead(map(table2, (high, low)), own, "fedem")
+    return there - here
 
 
 def tuning(name: str, helps: bool) -> list[Link]:

@@ -263,10 +263,8 @@ claimed(
 def shrinking(pair: str) -> list[Link]:
     """PFL-FB's lead over FedAvg falls from alpha to alpha, and none is left at the largest."""
     names = [setting(pair, alpha) for alpha in MOE_ALPHAS]
-    leads = [{(name, "pfl_fb"): 1.0, (name, "fedavg"): -1.0} for name in names]
-    behind = [{term: -factor for term, factor in lead.items()} for lead in leads]
-    falls = [Link(here | after, measure=LOCAL) for here, after in zip(leads, behind[1:], strict=False)]
-    return [*falls, Link(behind[-1], measure=LOCAL)]
+    falls = [here - after for here, after in pairwise(ahead(names, "pfl_fb", "fedavg", measure=LOCAL))]
+    return [*falls, *ahead(names[-1], "fedavg", "pfl_fb", measure=LOCAL)]
 
 
 claimed(

@@ -210,6 +210,10 @@ class Link:
     above: float = 0.0
     measure: str = "test_accuracy"
 
+    def __sub__(self, other: Link) -> Link:
+        """How much more this sum is than one of other experiments."""
+        return replace(self, terms=self.terms | {term: -factor for term, factor in other.terms.items()})
+
     def __str__(self) -> str:
         from pfl_lite.papers import get_experiment
 
