@@ -7,6 +7,7 @@ sweep leaves no halves.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -112,15 +113,6 @@ def fault(entry: Any) -> str | None:
 def reached(run: Run) -> float:
     """How many rounds a run has played: infinitely many where it converged, as no more would be added."""
     return math.inf if converged_in(run["rounds"]) is not None else float(run["rounds"][-1]["round"])
-
-
-def rounded(value: Any) -> Any:
-    """Nested dictionaries and lists with their numbers cut to WATCH_DIGITS after the point."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return round(value, WATCH_DIGITS) if isinstance(value, float) else value
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -310,7 +302,10 @@ class Ledger:
         if not self.check(entry):
             return path
         if "watch" in entry:
-            entry["watch"] = rounded(entry["watch"])
+            watched = json.dumps(entry["watch"])
+            entry["watch"] = json.loads(
+                watched, parse_float=lambda digits: round(float(digits), WATCH_DIGITS)
+            )
         self._set_aside(path)
         write_json(path, entry, separators=(",", ":"))
         return path

@@ -182,10 +182,9 @@ def claims(
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}
-    found = {}
-    for name in sorted(needed):  # a seed beside the plan is not among `runs`
-        arms = found_of(get_experiment(name, budget), ledger)
-        found[name] = {arm: one.runs for arm, one in arms.items()}
+    there = {name: found_of(get_experiment(name, budget), ledger) for name in sorted(needed)}
+    # a seed beside the plan is not among `runs`
+    found = {name: {arm: one.runs for arm, one in arms.items()} for name, arms in there.items()}
     return [check(one, found, budget) for one in chosen]
 
 
