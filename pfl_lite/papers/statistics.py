@@ -181,7 +181,6 @@ class Agreement(NamedTuple):
     tau: float
     interval: tuple[float, float]
     gap: float
-    methods: int
 
 
 def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
@@ -194,7 +193,7 @@ def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
     taus = kendall(paper, resampled(ours, draws))
     low, high = np.quantile(taus, [ONE_SIDED, 1 - ONE_SIDED])
     gap = float(np.abs(means - paper).mean())
-    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, len(means))
+    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap)
 
 
 def settling(curves: Array, draws: int = 1000) -> tuple[Array, Array]:

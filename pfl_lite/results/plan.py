@@ -67,9 +67,10 @@ class Plan:
         self.seeds = experiment.seeds if seeds is None else seeds
         # the others are trained by another experiment
         self.arms = [arm for arm in (experiment.arms if arms is None else arms) if arm.run_of is None]
-        self.searching = experiment
-        while self.searching.searched_in is not None:
-            self.searching = get_experiment(self.searching.searched_in, experiment.budget)
+        self.line = [experiment]  # and those that it takes settings from, one after another
+        while (name := self.line[-1].searched_in) is not None:
+            self.line.append(get_experiment(name, experiment.budget))
+        self.searching = self.line[-1]
         self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = Path(os.path.realpath(ledger.folder)) / ".checkpoints" / experiment.name
@@ -132,10 +133,8 @@ class Plan:
 
     def leader(self, arm: Arm) -> Experiment:
         """The experiment with the arm whose rates an arm takes over: this one, or the nearest that it takes settings from."""
-        one = self.experiment
-        while one.searched_in is not None and all(arm.rates_of != other.key for other in one.arms):
-            one = get_experiment(one.searched_in, one.budget)
-        return one
+        with_it = (one for one in self.line if arm.rates_of in {other.key for other in one.arms})
+        return next(with_it, self.searching)
 
     def awaits(self, arm: Arm, seed: int) -> bool:
         """Whether an arm that takes over rates must wait until the arm that it follows has found a rate that does not diverge."""
@@ -158,14 +157,9 @@ class Plan:
             if self.chosen(arm) is None or self.awaits(arm, seed):
                 continue
             config, trained_by = self.config(arm, seed), None
-            entry = {
-                "kind": "run",
-                "experiment": name,
-                "arm": arm.key,
-                "seed": seed,
-                "config": config.as_dict(),
-            }
-            self.ledger.check(entry)  # refuses to replace a complete run of another configuration
+            entry = {"kind": "run", "experiment": name, "arm": arm.key, "seed": seed}
+            # refuses to replace a complete run of another configuration
+            self.ledger.check(entry | {"config": config.as_dict()})
             if arm.trained_by is not None:
                 first = self.experiment.arm(arm.trained_by)
                 if (first, seed) in missing:

@@ -72,11 +72,10 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
             if fewest < wanted
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
-    planned = {arm: experiment.rounds_of(experiment.arm(arm)) for arm in runs}
     ended = [end for run in used if (end := converged_in(run["rounds"])) is not None]
     said += [f"converged after {span(ended)} rounds"] if ended else []
     made = {
-        (int(run["rounds"][-1]["round"]), planned[arm])
+        (int(run["rounds"][-1]["round"]), experiment.rounds_of(experiment.arm(arm)))
         for arm, some in runs.items()
         for run in some
         if converged_in(run["rounds"]) is None
