@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -220,28 +220,31 @@ def crossed(rates: tuple[Settings, ...], **choices: tuple[Any, ...]) -> tuple[Se
     return tuple(rate | {name: value} for value in values for rate in rates)
 
 
-def in_order(grid: Iterable[Settings], candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_grid_order(grid: Iterable[Settings], candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The candidates of a grid in its order, not in the order in which workers finished them."""
     return [one for settings in grid for one in candidates if one["settings"] == settings]
 
 
-def climbed(
-    arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, int], better: Callable[[Any], Any]
-) -> tuple[Settings, ...]:
+def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
+    """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
+    return "diverged" in candidate, -candidate["validation_accuracy"]
+
+
+def climbed(arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, int]) -> tuple[Settings, ...]:
     """An arm's candidates as far as they are known: its grid, and then, one after another, neighbors of the best.
 
     Once all so far are scored, the next is one step along a ladder from the best candidate that has an untried neighbor, until
     as many have been tried as the first of `candidates` says; then only from the best of all, along a ladder on which it stands
-    at the edge of what was tried, up to the second number. `scored` candidates count if they are among these; `better` is their
-    sorting key, the best first. The order of the steps follows from the scores alone, so a search that was stopped goes on.
+    at the edge of what was tried, up to the second number. `scored` candidates count if they are among these. The order of the
+    steps follows from the scores alone, so a search that was stopped goes on.
     """
     tried = list(arm.grid)
     wanted, most = candidates
     while arm.ladders:
-        known = in_order(tried, scored)
+        known = in_grid_order(tried, scored)
         if len(known) < len(tried) or len(tried) >= most:
             break
-        ranked = [dict(one["settings"]) for one in sorted(known, key=better)]
+        ranked = [dict(one["settings"]) for one in sorted(known, key=rank)]
         within = len(tried) < wanted
         steps = (
             step

@@ -11,7 +11,7 @@ from typing import Any
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.papers import Arm, Experiment, Settings, get_experiment
-from pfl_lite.papers.experiment import climbed, in_order
+from pfl_lite.papers.experiment import climbed, in_grid_order, rank
 from pfl_lite.results.ledger import Ledger, Run, flat
 
 Key = tuple[str, int, int | None]
@@ -86,11 +86,11 @@ class Plan:
 
     def grid(self, arm: Arm) -> tuple[Settings, ...]:
         """The candidates of an arm's search, as far as the scores tell them: its grid, and the next ones on its ladders."""
-        return climbed(arm, self.searched(arm), self.searching.candidates, rank)
+        return climbed(arm, self.searched(arm), self.searching.candidates)
 
     def scored(self, arm: Arm) -> list[dict[str, Any]]:
         """The scored candidates of the present search in its order, not in the order in which workers finished them."""
-        return in_order(self.grid(arm), self.searched(arm))
+        return in_grid_order(self.grid(arm), self.searched(arm))
 
     def source(self, arm: Arm) -> Arm:
         """The arm whose search serves this one: its own, or another's of the experiment that searches."""
@@ -259,8 +259,3 @@ class Plan:
             number = self.next_number(self.experiment.arm(arm), seed)
             kind = "run" if number == 1 else f"run{number}"
         return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
-
-
-def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
-    """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
-    return "diverged" in candidate, -candidate["validation_accuracy"]

@@ -18,10 +18,10 @@ from pfl_lite.engine.history import diverged_in
 from pfl_lite.engine.processes import check_workers
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
-from pfl_lite.papers.experiment import in_order
+from pfl_lite.papers.experiment import in_grid_order, rank
 from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, WorkerDied
 from pfl_lite.results.ledger import Ledger, flat
-from pfl_lite.results.plan import Key, Plan, Task, rank
+from pfl_lite.results.plan import Key, Plan, Task
 from pfl_lite.results.tables import accuracy
 
 POLL_SECONDS = 5.0
@@ -269,7 +269,7 @@ def record(plan: Plan, task: Task, report: dict[str, Any]) -> Path:
             "seconds": report["seconds"],
         } | ({} if at is None else {"diverged": at})
         before = plan.known(arm)
-        candidates = in_order(plan.grid(arm), [*plan.searched(arm), scored])
+        candidates = in_grid_order(plan.grid(arm), [*plan.searched(arm), scored])
         best = min(candidates, key=rank)["settings"]
         candidates += [one for one in before if one not in candidates]  # of an earlier protocol: kept
         path = plan.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
