@@ -17,7 +17,7 @@ import pandas as pd
 from pfl_lite.atomic_files import check_writable, told, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.simulation import Simulation, prepared, run
+from pfl_lite.engine.simulation import prepared, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
@@ -85,7 +85,7 @@ def compare(
     with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
         for row in rows:
             sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
-            if not any(_sizes(sim, on)):
+            if not any(getattr(sim.history, f"{on}_sizes")):
                 images = {"test": "test", "val": "validation"}[on]
                 raise InputError(f"no client has {images} images: there is nothing to compare on")
         files = {} if keep is None else _files(keep, rows, numbers)
@@ -112,7 +112,7 @@ def compare(
             if kept:
                 write_json(kept[0], report)
             scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
-            held.append(np.array(_sizes(sim, on)) > 0)
+            held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
             held[-1][sim.history.unseen] = False  # newcomers are another question
             took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
             print(
@@ -132,10 +132,6 @@ def compare(
         table.append(found)
     columns = [metric, "difference", "low", "high"]
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
-
-
-def _sizes(sim: Simulation, on: str) -> list[int]:
-    return sim.history.test_sizes if on == "test" else sim.history.val_sizes
 
 
 def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> dict[tuple[str, int], tuple[Path, Path]]:
