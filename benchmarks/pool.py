@@ -50,7 +50,7 @@ def main() -> None:
     for name, key in ROWS.items():
         arm, shared = (
             experiment.arm(key),
-            experiment.settings(0) | {"lr": 0.01, "rounds": 1000, "eval_every": 1000},
+            experiment.settings(0, 1000) | {"lr": 0.01, "eval_every": 1000},
         )
         own = arm.settings | ({"pretrain": 1} if arm.method == "fedmn" else {})
         sim = Simulation(make_config(arm.method, **(shared | own)))

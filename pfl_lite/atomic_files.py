@@ -93,12 +93,8 @@ def check_writable(path: Path, force: bool = True) -> None:
             raise InputError(f"{path} is there already: name another file, or replace it with --force")
         if not path.parent.is_dir():
             raise OSError(errno.ENOTDIR, f"{path.parent} is not a folder that exists")
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        try:
-            os.write(handle, b"?")
-        finally:
-            os.close(handle)
-            os.unlink(name)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part") as file:
+            os.write(file.fileno(), b"?")
 
 
 @contextmanager

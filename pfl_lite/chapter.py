@@ -130,13 +130,9 @@ class _Tell(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         """The node that stands in the assertion's place."""
-        told = ast.parse(
-            f"__import__('pfl_lite.chapter').chapter.tell(lambda: 0, {ast.unparse(node.test)!r})"
-        ).body[0]
-        assert isinstance(told, ast.Expr) and isinstance(told.value, ast.Call)
-        assert isinstance(told.value.args[0], ast.Lambda)
-        told.value.args[0].body = node.test
-        return ast.copy_location(told, node)
+        test = ast.unparse(node.test)
+        told = ast.parse(f"__import__('pfl_lite.chapter').chapter.tell(lambda: {test}, {test!r})")
+        return ast.copy_location(told.body[0], node)
 
 
 def tell(holds: Callable[[], object], statement: str) -> None:

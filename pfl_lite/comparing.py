@@ -17,7 +17,7 @@ import pandas as pd
 from pfl_lite.atomic_files import check_writable, told, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.simulation import Simulation, prepared, run
+from pfl_lite.engine.simulation import prepared, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
@@ -85,14 +85,12 @@ def compare(
     with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
         for row in rows:
             sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
-            if not any(_sizes(sim, on)):
+            if not any(getattr(sim.history, f"{on}_sizes")):
                 images = {"test": "test", "val": "validation"}[on]
                 raise InputError(f"no client has {images} images: there is nothing to compare on")
-        files = _files(keep, rows, numbers)
-        for row, seed in product(rows, numbers):
+        files = {} if keep is None else _files(keep, rows, numbers)
+        for row, seed in product(rows, numbers) if files else ():
             report_file, checkpoint = files[row.name, seed]
-            if report_file is None or checkpoint is None:
-                continue
             if checkpoint.exists():
                 prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(checkpoint)
             elif report_file.exists():
@@ -106,14 +104,15 @@ def compare(
         scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
         for seed in numbers:
             started = time.perf_counter()
-            report_file, checkpoint = files[row.name, seed]
             its = settings | row.own | {"seed": seed}
-            sim = run(row.method, federation=federation, workers=workers, checkpoint=checkpoint, **its)
+            if kept := files.get((row.name, seed)):
+                its |= {"checkpoint": kept[1]}
+            sim = run(row.method, federation=federation, workers=workers, **its)
             metric, report = sim.history.metric, sim.report()
-            if report_file is not None:
-                write_json(report_file, report)
+            if kept:
+                write_json(kept[0], report)
             scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
-            held.append(np.array(_sizes(sim, on)) > 0)
+            held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
             held[-1][sim.history.unseen] = False  # newcomers are another question
             took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
             print(
@@ -135,27 +134,20 @@ def compare(
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
 
 
-def _sizes(sim: Simulation, on: str) -> list[int]:
-    return sim.history.test_sizes if on == "test" else sim.history.val_sizes
-
-
-def _files(
-    keep: Path | str | None, rows: list[Row], seeds: list[int]
-) -> dict[tuple[str, int], tuple[Path, Path] | tuple[None, None]]:
-    """Row and seed -> files of a run's report and checkpoint, in the folder, which is made; nothing without one."""
-    runs = list(product(rows, seeds))
-    if keep is None:
-        return {(row.name, seed): (None, None) for row, seed in runs}
-    names = {row.name: re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST] for row in rows}
-    stems = [f"{keep}/{names[row.name]}-seed{seed}" for row, seed in runs]
-    if len({*map(str.lower, stems)}) < len(stems):
+def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> dict[tuple[str, int], tuple[Path, Path]]:
+    """Row and seed -> files of a run's report and checkpoint, in the folder, which is made."""
+    files = {}
+    for row, seed in product(rows, seeds):
+        name = re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST]
+        stem = f"{keep}/{name}-seed{seed}"
+        files[row.name, seed] = Path(f"{stem}.json"), Path(f"{stem}.checkpoint")
+    if len({str(report).lower() for report, _ in files.values()}) < len(files):
         raise InputError(
             "two rows would be kept in the same files: give them names that differ in letters or digits"
         )
     with told(Path(keep)):
         Path(keep).mkdir(parents=True, exist_ok=True)
-    paths = ((Path(f"{stem}.json"), Path(f"{stem}.checkpoint")) for stem in stems)
-    return {(row.name, seed): path for (row, seed), path in zip(runs, paths, strict=True)}
+    return files
 
 
 def _mean(values: np.ndarray) -> float:

@@ -12,7 +12,6 @@ import pfl_lite.papers as protocols
 from pfl_lite.papers import PFEDMB_TABLE1, get_experiment
 from pfl_lite.papers.experiment import Arm, climbed
 from pfl_lite.results import audit as care
-from pfl_lite.results import plan
 from pfl_lite.results import run as runner
 from pfl_lite.results.ledger import Ledger
 
@@ -32,7 +31,7 @@ def climb(
 ) -> Any:
     arm = Arm("fedprox", "fedprox", "FedProx", None, grid, ladders=ladders)
     scored: list[dict[str, Any]] = []
-    while len(tried := climbed(arm, scored, candidates, plan.rank)) > len(scored):
+    while len(tried := climbed(arm, scored, candidates)) > len(scored):
         assert tried[: len(scored)] == tuple(one["settings"] for one in scored)  # what was tried stays
         scored.append(score(tried[len(scored)], ladders))
     return [tuple(one["settings"].values()) for one in scored]
@@ -59,7 +58,7 @@ def test_a_search_climbs_its_ladders_until_its_best_is_no_longer_at_the_edge() -
 
 def test_a_search_without_ladders_is_its_grid() -> None:
     arm = Arm("fedavg", "fedavg", "FedAvg", None, ({"lr": 0.1}, {"lr": 0.2}))
-    assert climbed(arm, [], (9, 9), plan.rank) == arm.grid
+    assert climbed(arm, [], (9, 9)) == arm.grid
 
 
 def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -43,9 +43,9 @@ def printed(paper: str, table: str, method: str, setting: str = "", **where: str
 
     `where`: other columns of the file and what they hold, e.g. `dataset="CIFAR10"`.
     """
+    wanted = {"table": table, "method": method} | where
     for row in paper_tables():
-        found = (row["paper"].startswith(paper), row["table"] == table, row["method"] == method)
-        if all(found) and setting in row["setting"] and all(row[k] == value for k, value in where.items()):
+        if row["paper"].startswith(paper) and setting in row["setting"] and wanted.items() <= row.items():
             return float(row["value_percent"])
     return None
 
@@ -176,11 +176,6 @@ class Experiment:
         wanted = {"rounds": self.search_rounds_of(arm), "seed": self.search_seed}
         return wanted.items() <= candidate.items()
 
-    @property
-    def longest(self) -> int:
-        """The largest number of rounds of an arm."""
-        return max(map(self.rounds_of, self.arms))
-
     def command(self, methods: str, seeds: str = "") -> str:
         """What to type to train some arms (keys, separated by commas), or all."""
         words = [f"pfl-lite reproduce {self.name.removesuffix(f'-{self.budget}')}"]
@@ -198,11 +193,11 @@ class Experiment:
         spent = f"{lengths}, {len(self.seeds)} seed{'s' * (len(self.seeds) > 1)} planned"
         return f"{self.title}; {self.budget} budget ({spent})"
 
-    def settings(self, seed: int, *, rounds: int | None = None) -> Settings:
+    def settings(self, seed: int, rounds: int) -> Settings:
         """The settings that all arms share, as `make_config` takes them."""
         names = ("data", "model", "partition", "clients", "epochs", "batch_size", "participation", "ft_every")
         found: Settings = {name: getattr(self, name) for name in (*names, "eval_every", "patience")}
-        found |= {"seed": seed, "rounds": self.rounds if rounds is None else rounds}
+        found |= {"seed": seed, "rounds": rounds}
         found |= {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
         return found | self.common
 
@@ -225,23 +220,31 @@ def crossed(rates: tuple[Settings, ...], **choices: tuple[Any, ...]) -> tuple[Se
     return tuple(rate | {name: value} for value in values for rate in rates)
 
 
-def climbed(
-    arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, int], better: Callable[[Any], Any]
-) -> tuple[Settings, ...]:
+def in_grid_order(grid: Iterable[Settings], candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The candidates of a grid in its order, not in the order in which workers finished them."""
+    return [one for settings in grid for one in candidates if one["settings"] == settings]
+
+
+def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
+    """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
+    return "diverged" in candidate, -candidate["validation_accuracy"]
+
+
+def climbed(arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, int]) -> tuple[Settings, ...]:
     """An arm's candidates as far as they are known: its grid, and then, one after another, neighbors of the best.
 
     Once all so far are scored, the next is one step along a ladder from the best candidate that has an untried neighbor, until
     as many have been tried as the first of `candidates` says; then only from the best of all, along a ladder on which it stands
-    at the edge of what was tried, up to the second number. `scored` candidates count if they are among these; `better` is their
-    sorting key, the best first. The order of the steps follows from the scores alone, so a search that was stopped goes on.
+    at the edge of what was tried, up to the second number. `scored` candidates count if they are among these. The order of the
+    steps follows from the scores alone, so a search that was stopped goes on.
     """
     tried = list(arm.grid)
     wanted, most = candidates
     while arm.ladders:
-        known = [one for settings in tried for one in scored if one["settings"] == settings]
+        known = in_grid_order(tried, scored)
         if len(known) < len(tried) or len(tried) >= most:
             break
-        ranked = [dict(one["settings"]) for one in sorted(known, key=better)]
+        ranked = [dict(one["settings"]) for one in sorted(known, key=rank)]
         within = len(tried) < wanted
         steps = (
             step

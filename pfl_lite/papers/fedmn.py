@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from pfl_lite.papers.statement import (
     ahead,
     by_seed,
     claim,
+    difference,
     linked,
     outcome,
     printed_table,
@@ -121,6 +122,7 @@ GRIDS: dict[str, tuple[Settings, ...]] = {
     # lr lam stays below 1, beyond which w_i overshoots theta_i
     "pfedme": crossed(({"lr": 0.03}, {"lr": 0.06}), inner_lr=(0.01, 0.03)),
     "ditto": crossed(PAIRED, lam=(0.1, 1)),
+    "pfl_ft": (),  # FedAvg's choice
 }
 
 
@@ -149,45 +151,37 @@ def fedmn_table2(name: str) -> Experiment:
             paper = None if one.printed is None else printed("FedMN", "II", column, dataset=one.printed)
             return Arm(key, method or key, label, paper, GRIDS[method or key], settings or {})
 
-        tuned = arm("fedavg", "FedAvg+", "FedAvg+")
         pool = f"FedMN [{one.fedmn['blocks']}]"
         own = replace(
             arm("fedmn", pool, "FedMN", one.fedmn | FIRST | {"pretrain": pretrain}),
             rounds=last,
             search={"pretrain": SEARCH_EACH, "rounds": 2 * SEARCH_EACH},
         )
-        wide = replace(
-            own,
-            key="fedmn-wide",
-            label=f"{pool}, blocks start at {WIDE}",
-            paper=None,
-            settings=own.settings | {"block_std": WIDE},
-        )
-        ways = tuple(
-            replace(
-                own,
-                key=f"fedmn-{way}",
-                label=f"{pool}, {words}",
-                paper=None,
-                settings=one.fedmn | {"width": one.fedmn["encoder_width"], "pretrain": alike[0]} | settings,
-                rounds=sum(alike),
-            )
-            for way, (words, settings) in (WAYS if one.ours else {}).items()
-        )
+        as_wide = one.fedmn | {"width": SMALL_BLOCKS["encoder_width"], "pretrain": alike[0]}
+        additions = [("wide", f"blocks start at {WIDE}", own.settings | {"block_std": WIDE}, last)]
+        additions += [(way, words, as_wide | settings, sum(alike)) for way, (words, settings) in WAYS.items()]
         return (
             arm("local", "Local", "Local"),
             arm("fedavg", "FedAvg", "FedAvg"),
             arm("fedprox", "FedProx", "FedProx"),
-            Arm(
-                *("pfl_ft", "pfl_ft", "FedAvg+", tuned.paper, (), {"ft_epochs": 1}),
-                source=Source("fedavg", "training"),
+            replace(
+                arm("pfl_ft", "FedAvg+", "FedAvg+", {"ft_epochs": 1}), source=Source("fedavg", "training")
             ),
             arm("cfl", "ClusteredFL", "ClusteredFL", {"warmup": 3}),
             arm("pfedme", called, "pFedMe", method=nearest),
             arm("fedem", "FedEM", "FedEM", {"components": 3}),
             own,
-            *((wide,) if one.ours else ()),
-            *ways,
+            *(
+                replace(
+                    own,
+                    key=f"fedmn-{way}",
+                    label=f"{pool}, {words}",
+                    paper=None,
+                    settings=settings,
+                    rounds=rounds,
+                )
+                for way, words, settings, rounds in (additions if one.ours else ())
+            ),
         )
 
     seeds = (0, 1, 2, 3, 4)
@@ -272,9 +266,9 @@ def smaller_batches(one: Setting) -> tuple[str, ...]:
     return (f"Mini-batches of {one.batch_size} images; the paper has {PAPER_BATCH}, {one.smaller}.",)
 
 
-def fedem_experiment(name: str, title: str, one: Setting, **others: object) -> Experiment:
+def fedem_experiment(name: str, title: str, one: Setting, **others: Any) -> Experiment:
     """An experiment on FedEM's clients: what all of them share."""
-    settings: dict[str, object] = {
+    settings: Settings = {
         "name": name,
         "title": title,
         "data": one.data,
@@ -292,7 +286,7 @@ def fedem_experiment(name: str, title: str, one: Setting, **others: object) -> E
         "stands_in": one.stands_in,
         "unavailable": one.unavailable,
     }
-    return Experiment(**(settings | others))  # type: ignore[arg-type]
+    return Experiment(**settings | others)
 
 
 FIG2_BLOCKS = {
@@ -300,6 +294,8 @@ FIG2_BLOCKS = {
     9: ("1x4x4", "1x5x3", "1x3x5"),
     10: ("1x5x4", "1x4x5", "1x6x3"),
 }
+FIG2_DEPTHS = {blocks: depth for depth, some in FIG2_BLOCKS.items() for blocks in some}
+"""Layers of FedAvg's perceptron as deep as a pool of blocks, by pool."""
 FIG2_SETTINGS = ("emnist", "cifar10", "glyphs")
 
 
@@ -325,8 +321,7 @@ def fedmn_fig2(name: str) -> Experiment:
     ]
     arms += [
         arm(f"fedmn-{blocks}", f"FedMN [{blocks}], {depth} blocks", first, linear | {"blocks": blocks})
-        for depth, some in FIG2_BLOCKS.items()
-        for blocks in some
+        for blocks, depth in FIG2_DEPTHS.items()
     ]
     deviations = (
         "The paper names no data set; architectures of 9 and 10 blocks are our choice. Floats are counted with the router's.",
@@ -463,14 +458,8 @@ RIVALS = ("local", "fedavg", "fedprox", "pfl_ft", "cfl", "pfedme", "fedem")
 
 def gain(high: str, low: str, own: str) -> Link:
     """FedMN's lead over FedEM is larger on one data set than on another."""
-    return Link(
-        {
-            (table2(high), own): 1.0,
-            (table2(high), "fedem"): -1.0,
-            (table2(low), own): -1.0,
-            (table2(low), "fedem"): 1.0,
-        }
-    )
+    there, here = ahead(map(table2, (high, low)), own, "fedem")
+    return there - here
 
 
 def tuning(name: str, helps: bool) -> list[Link]:
@@ -487,7 +476,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         f"M1{suffix}",
         group,
         f"{ours}: FedMN is above all seven other methods on each data set (Table II)",
-        [link for name in names for link in ahead(table2(name), own, *RIVALS)],
+        ahead(map(table2, names), own, *RIVALS),
     )
     large = [name for name in names if name.startswith(("cifar100", "femnist"))]
     small = [name for name in names if name not in large]
@@ -497,8 +486,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         f"M2{suffix}",
         group,
         f"{ours}: FedMN leads FedEM on {' and '.join(large)}, and by more than on {' and '.join(small)} (Table II)",
-        [link for high in large for link in ahead(table2(high), own, "fedem")]
-        + [gain(high, low, own) for high in large for low in small],
+        ahead(map(table2, large), own, "fedem") + [gain(high, low, own) for high in large for low in small],
     )
     linked(
         f"M8{suffix}",
@@ -525,8 +513,7 @@ def fewer_floats(mine: Runs) -> ClaimResult:
             sent(run) / sent(plain)
             for run, plain in zip(mine[f"fedmn-{blocks}"], mine[f"fedavg-{depth}"], strict=True)
         ]
-        for depth, some in FIG2_BLOCKS.items()
-        for blocks in some
+        for blocks, depth in FIG2_DEPTHS.items()
     }
     largest = [max(each) for each in zip(*ratios.values(), strict=True)]
     note = ", ".join(f"{blocks} {sum(each) / len(each):.2f}" for blocks, each in ratios.items())
@@ -538,10 +525,7 @@ def fewer_floats(mine: Runs) -> ClaimResult:
 def of_fig2(setting: str) -> None:
     """M3 and M4 on a data set."""
     experiment, suffix = fig2_name(setting), "" if setting == "emnist" else f"-{setting}"
-    arms = (
-        *(f"fedavg-{d}" for d in FIG2_BLOCKS),
-        *(f"fedmn-{b}" for some in FIG2_BLOCKS.values() for b in some),
-    )
+    arms = [f"fedavg-{depth}" for depth in FIG2_BLOCKS] + [f"fedmn-{blocks}" for blocks in FIG2_DEPTHS]
     text = f"On {setting} FedMN sends fewer floats in 20 rounds than FedAvg with as many layers, router included (Fig. 2)"
     claim(f"M3{suffix}", experiment, arms, text)(fewer_floats)
     linked(
@@ -551,10 +535,8 @@ def of_fig2(setting: str) -> None:
         "(Fig. 2)",
         [
             *(
-                link
-                for depth, some in FIG2_BLOCKS.items()
-                for blocks in some
-                for link in ahead(experiment, f"fedmn-{blocks}", f"fedavg-{depth}")
+                difference((experiment, f"fedmn-{blocks}"), (experiment, f"fedavg-{depth}"))
+                for blocks, depth in FIG2_DEPTHS.items()
             ),
             *ahead(experiment, "fedavg-8", "fedavg-10"),
         ],

@@ -33,6 +33,7 @@ from pfl_lite.papers.statement import (
     by_unit,
     claim,
     count,
+    difference,
     estimate,
     linked,
     outcome,
@@ -521,11 +522,6 @@ def entropy(alpha: Array) -> float:
     return float(entr(alpha).sum(-1).mean())
 
 
-def area(rounds: Sequence[int], values: Array) -> float:
-    """Mean of a curve over its rounds (trapezoid)."""
-    return float(np.trapezoid(values, rounds) / (rounds[-1] - rounds[0]))
-
-
 CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")
 
 
@@ -548,7 +544,7 @@ def chain(runs: Runs) -> ClaimResult:
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
-    decided = verdict([*links.values()], [0.0] * len(links))
+    decided = verdict([*links.values()])
     return outcome(
         "the paired difference whose interval reaches lowest, points", weakest, "; ".join(each), decided
     )
@@ -581,9 +577,9 @@ def faster(runs: Runs) -> ClaimResult:
     def point(entry: dict[str, Any], quantity: str) -> bool:
         return entry.get(quantity) is not None and not (quantity == "tuned_accuracy" and "factor" in entry)
 
-    counted: dict[str, Array] = {}
-    sooner: dict[str, Array] = {}  # the first round at 99%, after which a curve may fall again
-    watched: dict[str, int] = {}  # most rounds from one evaluation to the next
+    # quantity -> rounds at 99% for good, and for the first time, after which a curve may fall again [arms, seeds]; most rounds
+    # from one evaluation to the next
+    found: dict[str, tuple[Array, Array, int]] = {}
     for quantity in ("tuned_accuracy", "personal_accuracy"):
         curves = [
             [{r["round"]: r[quantity] for r in run["rounds"] if point(r, quantity)} for run in runs[arm]]
@@ -592,15 +588,12 @@ def faster(runs: Runs) -> ClaimResult:
         common = sorted(set.intersection(*(set(curve) for arm in curves for curve in arm)))
         if len(common) > 1:
             values = np.array([[[curve[at] for at in common] for curve in arm] for arm in curves])
-            short = np.flip(values < 0.99 * values[..., -1:], -1)  # from the last round backwards
-            rounds = values.shape[-1]
-            reached = rounds - np.where(short.any(-1), short.argmax(-1), rounds)  # [arms, seeds]
-            counted[quantity], watched[quantity] = np.array(common)[reached], max(np.diff(common))
-            sooner[quantity] = np.array(common)[np.flip(~short, -1).argmax(-1)]
-    if not counted:
+            there, rounds = values >= 0.99 * values[..., -1:], np.array(common)
+            stays = np.logical_and.accumulate(there[..., ::-1], -1)[..., ::-1]  # from here to the last round
+            found[quantity] = rounds[stays.argmax(-1)], rounds[there.argmax(-1)], max(np.diff(rounds))
+    if not found:
         raise NotTestable("the runs have no accuracy curve in common")
-    decides = next(iter(counted))
-    for_good, first = counted[decides], sooner[decides]  # [arms, seeds]
+    decides, (for_good, first, watched) = next(iter(found.items()))
     work = np.array([2, 2, 1])[:, None] * for_good  # passes over the data, in units of E epochs
     ways = {
         "rounds for good": (for_good, 1),
@@ -608,22 +601,22 @@ def faster(runs: Runs) -> ClaimResult:
         "local work": (work, 2),
     }
     leads = {
-        f"{way}, over {CHAIN[i]}": in_steps(late[i] - late[0], step * watched[decides])
+        f"{way}, over {CHAIN[i]}": in_steps(late[i] - late[0], step * watched)
         for way, (late, step) in ways.items()
         for i in (1, 2)
     }
     names = {"tuned_accuracy": "after fine-tuning", "personal_accuracy": "before fine-tuning"}
     each = [
         f"{names[quantity]} "
-        + ", ".join(f"{arm} {n:.1f}" for arm, n in zip(CHAIN, found.mean(1), strict=False))
-        for quantity, found in counted.items()
+        + ", ".join(f"{arm} {n:.1f}" for arm, n in zip(CHAIN, rounds.mean(1), strict=False))
+        for quantity, (rounds, *_) in found.items()
     ]
     weakest, lead = max(leads.items(), key=lambda one: one[1].p_above())
     note = f"mean rounds {'; '.join(each)}; leads: " + ", ".join(
         f"{way} {one.value:+.1f}" for way, one in leads.items()
     )
     statistic = f"lead of eq. 5 in {weakest}, {names[decides]}"
-    decided = verdict([*leads.values()], [0.0] * len(leads))
+    decided = verdict([*leads.values()])
     return outcome(statistic, lead, note, decided)
 
 
@@ -700,10 +693,11 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
         common = sorted(set(a) & set(b))
         if len(common) < 2:
             raise NotTestable(f"seed {plain['seed']} kept alpha at fewer than two rounds in common")
-        excess.append(area(common, np.array([between(a[at]) - between(b[at]) for at in common])))
+        gaps = [between(a[at]) - between(b[at]) for at in common]
+        excess.append(np.trapezoid(gaps, common) / (common[-1] - common[0]))
         shared.append(branches_used(pairs) < len(pairs))
     farther = two_way(np.array(excess)[:, None])
-    parts = {verdict([farther], [0.0], planned=2), by_seed(shared)}
+    parts = {verdict([farther], planned=2), by_seed(shared)}
     decided = "failed" if "failed" in parts else "undecided" if "undecided" in parts else "held"
     number, branches = pairs.shape[0], pairs.shape[-1]
     by_luck = 1 - by_chance([number], number, branches)[0]
@@ -759,7 +753,7 @@ linked(
     "pfedmb-table1",
     "Five pairs: pFedMB (eq. 5) is above FedAvg and above Local, all after fine-tuning (Table I; B1 without its inner links, "
     "added after B1 had been tested)",
-    [link for key in ("fedavg", "local") for link in ahead("pfedmb-table1", "pfedmb", key)],
+    ahead("pfedmb-table1", "pfedmb", "fedavg", "local"),
 )
 
 
@@ -802,10 +796,9 @@ linked(
     "pfedmb-table2",
     "Two random classes: FedAvg and FedProx, fine-tuned, are at most 1.1 points below pFedMB (Table II)",
     [
-        link
-        for setting in ("random2-15", "random2-50")
+        difference((name, key), (name, "pfedmb"), above=-1.1)
+        for name in map(table2, ("random2-15", "random2-50"))
         for key in ("fedavg", "fedprox")
-        for link in ahead(table2(setting), key, "pfedmb", above=-1.1)
     ],
 )
 linked(
@@ -814,10 +807,8 @@ linked(
     "FedFomo gains less than 1.4 points over Local with Dirichlet's labels and nothing on CIFAR-100, FedAMP at most 0.2 on "
     "CIFAR-100 with 50 clients (Table II)",
     [
-        *ahead(table2("dirichlet-15"), "local", "fedfomo", above=-1.4),
-        *ahead(table2("dirichlet-50"), "local", "fedfomo", above=-1.4),
-        *ahead(table2("cifar100-15"), "local", "fedfomo"),
-        *ahead(table2("cifar100-50"), "local", "fedfomo"),
+        *ahead(map(table2, ("dirichlet-15", "dirichlet-50")), "local", "fedfomo", above=-1.4),
+        *ahead(map(table2, ("cifar100-15", "cifar100-50")), "local", "fedfomo"),
         *ahead(table2("cifar100-50"), "local", "fedamp", above=-0.2),
     ],
 )
@@ -825,11 +816,10 @@ linked(
     "B10",
     "pfedmb-table2",
     "Dirichlet's labels and CIFAR-100: fine-tuned FedAvg is above FedAMP, FedFomo and IFCA (Table II)",
-    [
-        link
-        for setting in ("dirichlet-15", "dirichlet-50", "cifar100-15", "cifar100-50")
-        for link in ahead(table2(setting), "fedavg", "fedamp", "fedfomo", "ifca")
-    ],
+    ahead(
+        map(table2, ("dirichlet-15", "dirichlet-50", "cifar100-15", "cifar100-50")),
+        *("fedavg", "fedamp", "fedfomo", "ifca"),
+    ),
 )
 
 SCAN = tuple(f"b{number}" for number in BRANCHES)
@@ -850,7 +840,7 @@ def one_peak(runs: Runs) -> ClaimResult:
     peak = int(np.argmax(means))
     rises = np.diff(means) > 0
     single = SCAN[peak] == "b10" and rises[:peak].all() and not rises[peak:].any()
-    decided = verdict(ends, [0.0, 0.0])
+    decided = verdict(ends)
     note = ", ".join(f"{key} {mean:.2f}" for key, mean in zip(SCAN, means, strict=True))
     decided = "undecided" if decided == "held" and not single else decided
     return outcome("B = 10 minus the better end of the scan, points", nearer, note, decided)

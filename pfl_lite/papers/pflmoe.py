@@ -164,11 +164,6 @@ SCOPES = {"": ("all nine settings", ALL), "-lenet": ("the six settings with LeNe
 """A claim about all settings, and the same about those that a processor without a GPU can train."""
 
 
-def everywhere(better: str, worse: str, names: Sequence[str], measure: str = LOCAL) -> list[Link]:
-    """One arm before another in each of some settings."""
-    return [link for name in names for link in ahead(name, better, worse, measure=measure)]
-
-
 def on_average(better: str, worse: str, names: Sequence[str]) -> Link:
     """One arm before another in the local test, as a mean over some settings."""
     share = 1 / len(names)
@@ -185,27 +180,29 @@ for suffix, (where, names) in SCOPES.items():
     claimed(
         f"E1{suffix}",
         f"PFL-MF and PFL-MFE are above PFL-FB in the global test, in {where} (Table II)",
-        [link for key in GATED for link in everywhere(key, "pfl_fb", names, GLOBAL)],
+        [link for key in GATED for link in ahead(names, key, "pfl_fb", measure=GLOBAL)],
     )
     claimed(
         f"E2{suffix}",
         f"PFL-MF is above FedAvg in the local test, in {where} (Table I)",
-        everywhere("pfl_mf", "fedavg", names),
+        ahead(names, "pfl_mf", "fedavg", measure=LOCAL),
     )
     claimed(
         f"E4{suffix}",
         f"CIFAR-10 in {'the three settings with LeNet-5' if suffix else 'all six settings'}: PFL-MF is below PFL-FB in the local "
         "test, except with LeNet-5 and alpha = 2 (Table I)",
         [
-            *everywhere("pfl_fb", "pfl_mf", [name for name in names if name in CIFAR and name != BUT]),
-            *everywhere("pfl_mf", "pfl_fb", [BUT]),
+            *ahead(
+                [name for name in names if name in CIFAR and name != BUT], "pfl_fb", "pfl_mf", measure=LOCAL
+            ),
+            *ahead(BUT, "pfl_mf", "pfl_fb", measure=LOCAL),
         ],
     )
     claimed(
         f"E6{suffix}",
         f"The gate that reads pixels is above the one that reads features in the global test, in {where} (Table II"
         f"{'' if suffix else ', with one tie'})",
-        everywhere("pfl_mf", "pfl_mfe", names, GLOBAL),
+        ahead(names, "pfl_mf", "pfl_mfe", measure=GLOBAL),
         starts="a gate",
     )
     claimed(
@@ -227,12 +224,12 @@ for suffix, (where, names) in SCOPES.items():
 claimed(
     "E3",
     "Fashion-MNIST: PFL-MF is above PFL-FB, in both tests (Tables I and II)",
-    [link for test in (LOCAL, GLOBAL) for link in everywhere("pfl_mf", "pfl_fb", FASHION, test)],
+    [link for test in (LOCAL, GLOBAL) for link in ahead(FASHION, "pfl_mf", "pfl_fb", measure=test)],
 )
 claimed(
     "E5",
     "CIFAR-10: the gate that reads features (PFL-MFE) is above the one that reads pixels (PFL-MF) in the local test (Table I)",
-    everywhere("pfl_mfe", "pfl_mf", CIFAR),
+    ahead(CIFAR, "pfl_mfe", "pfl_mf", measure=LOCAL),
     starts="a gate",
 )
 claimed(
@@ -266,10 +263,8 @@ claimed(
 def shrinking(pair: str) -> list[Link]:
     """PFL-FB's lead over FedAvg falls from alpha to alpha, and none is left at the largest."""
     names = [setting(pair, alpha) for alpha in MOE_ALPHAS]
-    leads = [{(name, "pfl_fb"): 1.0, (name, "fedavg"): -1.0} for name in names]
-    behind = [{term: -factor for term, factor in lead.items()} for lead in leads]
-    falls = [Link(here | after, measure=LOCAL) for here, after in zip(leads, behind[1:], strict=False)]
-    return [*falls, Link(behind[-1], measure=LOCAL)]
+    falls = [here - after for here, after in pairwise(ahead(names, "pfl_fb", "fedavg", measure=LOCAL))]
+    return [*falls, *ahead(names[-1], "fedavg", "pfl_fb", measure=LOCAL)]
 
 
 claimed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,7 +82,7 @@ class Statement:
 def outcome(statistic: str, one: Estimate, note: str = "", decided: str = "") -> ClaimResult:
     """What an estimate says of "it is above 0", without error where nothing tells one; `decided`: by more than it."""
     known = bool(np.isfinite(one.se))
-    decided = decided or verdict([one], [0.0])
+    decided = decided or verdict([one])
     se, interval = (one.se, one.interval) if known else (None, None)
     return ClaimResult(statistic, decided, one.value, se, interval, 0.0, note)
 
@@ -103,18 +103,11 @@ def claim(
     id: str, experiment: str, needs: Sequence[str] | dict[str, tuple[str, ...]], text: str
 ) -> Callable[[Callable[..., ClaimResult]], Callable[..., ClaimResult]]:
     """Register the function below as the test of a claim on the runs of some arms, or of the experiments that `needs` names."""
+    several = needs if isinstance(needs, dict) else {experiment: tuple(needs)}
 
     def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
-        alone = not isinstance(needs, dict)
-        STATEMENTS.append(
-            Statement(
-                text,
-                (lambda runs: test(runs[experiment])) if alone else test,
-                id=id,
-                experiment=experiment,
-                needs=needs if isinstance(needs, dict) else {experiment: tuple(needs)},
-            )
-        )
+        of_all = test if several is needs else lambda runs: test(runs[experiment])
+        STATEMENTS.append(Statement(text, of_all, id=id, experiment=experiment, needs=several))
         return test
 
     return register
@@ -151,6 +144,18 @@ def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
     if any(f"{measure}_clients" not in run["final"] for run in runs):
         raise NotTestable(f"the runs kept no {measure} of each client")
     return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
+
+
+def seeds_of_all(rows: Iterable[Sequence[Run]]) -> list[int]:
+    """The seeds that the runs of each of some rows have; none of no rows."""
+    seeds = [{int(run["seed"]) for run in runs} for runs in rows]
+    return sorted(set.intersection(*seeds)) if seeds else []
+
+
+def with_seeds(runs: Sequence[Run], seeds: Sequence[int]) -> list[Run]:
+    """The runs with some seeds, in the seeds' order."""
+    by_seed = {int(run["seed"]): run for run in runs}
+    return [by_seed[seed] for seed in seeds]
 
 
 def by_unit(difference: Array, run: Run) -> Array:
@@ -205,6 +210,10 @@ class Link:
     above: float = 0.0
     measure: str = "test_accuracy"
 
+    def __sub__(self, other: Link) -> Link:
+        """How much more this sum is than one of other experiments."""
+        return replace(self, terms=self.terms | {term: -factor for term, factor in other.terms.items()})
+
     def __str__(self) -> str:
         from pfl_lite.papers import get_experiment
 
@@ -231,11 +240,10 @@ class Link:
 
     def there(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
         """The seeds that all its arms have, by experiment."""
-        found: dict[str, set[int]] = {}
-        for name, arm in self.terms:
-            have = {int(run["seed"]) for run in runs.get(name, {}).get(arm, [])}
-            found[name] = found.get(name, have) & have
-        return {name: sorted(some) for name, some in found.items()}
+        return {
+            name: seeds_of_all(runs.get(name, {}).get(arm, []) for other, arm in self.terms if other == name)
+            for name, _ in self.terms
+        }
 
     @property
     def planned(self) -> int:
@@ -271,8 +279,7 @@ class Link:
             arrays = []
             for (there, arm), factor in self.terms.items():
                 if there == name:
-                    by_seed = {int(run["seed"]): run for run in runs[name][arm]}
-                    some = [by_seed[seed] for seed in seeds]
+                    some = with_seeds(runs[name][arm], seeds)
                     arrays.append(factor * per_client_measure(some, self.measure))
             alone |= len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
             difference = by_unit(np.sum(arrays, axis=0), some[0])
@@ -294,10 +301,11 @@ def difference(
 
 
 def ahead(
-    experiment: str, better: str, *worse: str, above: float = 0.0, measure: str = "test_accuracy"
+    where: str | Iterable[str], better: str, *worse: str, above: float = 0.0, measure: str = "test_accuracy"
 ) -> list[Link]:
-    """One arm before each of others in one experiment."""
-    return [difference((experiment, better), (experiment, arm), above, measure) for arm in worse]
+    """One arm before each of others, in an experiment or in each of several."""
+    names = [where] if isinstance(where, str) else where
+    return [difference((name, better), (name, arm), above, measure) for name in names for arm in worse]
 
 
 def promise(part: Estimate, above: float) -> tuple[float, float]:
@@ -314,11 +322,10 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
     `starts` names what has one random start a seed, the same for all clients, on which the order of two methods may hang: no
     number of clients tells that, and the claim stays undecided until there is a second seed.
     """
-    needs: dict[str, list[str]] = {}
+    needs: dict[str, set[str]] = {}
     for link in links:
         for name, arm in link.terms:
-            needs.setdefault(name, [])
-            needs[name] += [arm] if arm not in needs[name] else []
+            needs.setdefault(name, set()).add(arm)
 
     def test(runs: dict[str, Runs]) -> ClaimResult:
         there = [link for link in links if all(link.seeds(runs).values())]
@@ -330,17 +337,16 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
                 if idle
                 else "the runs that are there make no whole comparison"
             )
-        found = [link.value(runs) for link in known]
-        bounds = [link.above for link in known]
-        link, one = min(zip(known, found, strict=True), key=lambda both: promise(both[1], both[0].above))
+        found = [(link, link.value(runs)) for link in known]
+        weakest, one = min(found, key=lambda part: promise(part[1], part[0].above))
         level = LOOKED_AT_TWICE if max(link.planned for link in known) >= LOOKS[-1] else ONE_SIDED
         unseen = [1.0] * (len(links) - len(known))  # the family is what was planned, not what has run
-        above = [part.p_above(bound) for part, bound in zip(found, bounds, strict=True)] + unseen
+        above = [part.p_above(link.above) for link, part in found] + unseen
         held = sum(p < level for p in above)
-        against = holm([part.p_below(bound) for part, bound in zip(found, bounds, strict=True)] + unseen)
+        against = holm([part.p_below(link.above) for link, part in found] + unseen)
         refuted = [link for link, p in zip(known, against, strict=False) if p < level]
         note = (
-            f"weakest: {link}, {link.measure.replace('_', ' ')}; "
+            f"weakest: {weakest}, {weakest.measure.replace('_', ' ')}; "
             f"{held} of {len(links)} hold, {len(refuted)} fail"
         )
         if untested := len(links) - len(there):
@@ -358,18 +364,16 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
                 else ""
             )
         seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
-        if starts and seeds < 2 and decided != "undecided":
-            decided, note = (
-                "undecided",
-                f"{note}; {starts} has one random start a seed, so a verdict needs a second seed",
-            )
-        if seeds == 2 and decided != "undecided":
-            decided, note = "undecided", f"{note}; two seeds never decide: each look gives luck a chance"
+        too_few = {2: "two seeds never decide: each look gives luck a chance"}
+        if starts:
+            too_few[1] = f"{starts} has one random start a seed, so a verdict needs a second seed"
+        if seeds in too_few and decided != "undecided":
+            decided, note = "undecided", f"{note}; {too_few[seeds]}"
         if any(len(some) == 4 for each in known for some in each.there(runs).values()):
             note += "; of four seeds the first three decide, until there are five"
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
-        return replace(outcome(statistic, one, note, decided), threshold=link.above, seeds=seeds)
+        return replace(outcome(statistic, one, note, decided), threshold=weakest.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
     STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))

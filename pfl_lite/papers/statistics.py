@@ -121,18 +121,15 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def verdict(parts: Sequence[Estimate], bounds: Sequence[float], planned: int = 0) -> str:
-    """What becomes of "every part is above its bound".
+def verdict(parts: Sequence[Estimate], planned: int = 0) -> str:
+    """What becomes of "every part is above 0".
 
     Held if each is (a test of all needs no correction: it errs only where each errs); failed if any is below, after Holm's
     correction for having looked at all of them, or at as many as are `planned`; else undecided.
     """
-    if all(part.p_above(bound) < ONE_SIDED for part, bound in zip(parts, bounds, strict=True)):
+    if all(part.p_above() < ONE_SIDED for part in parts):
         return "held"
-    against = holm(
-        [part.p_below(bound) for part, bound in zip(parts, bounds, strict=True)]
-        + [1.0] * (planned - len(parts))
-    )
+    against = holm([part.p_below() for part in parts] + [1.0] * (planned - len(parts)))
     return "failed" if min(against) < ONE_SIDED else "undecided"
 
 
@@ -184,7 +181,6 @@ class Agreement(NamedTuple):
     tau: float
     interval: tuple[float, float]
     gap: float
-    methods: int
 
 
 def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
@@ -197,7 +193,7 @@ def agreement(paper: Array, ours: Array, draws: int = 2000) -> Agreement:
     taus = kendall(paper, resampled(ours, draws))
     low, high = np.quantile(taus, [ONE_SIDED, 1 - ONE_SIDED])
     gap = float(np.abs(means - paper).mean())
-    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap, len(means))
+    return Agreement(float(kendall(paper, means)), (float(low), float(high)), gap)
 
 
 def settling(curves: Array, draws: int = 1000) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pfl_lite.config import MACHINE_KEYS, with_defaults
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_experiment, home_of, members
-from pfl_lite.results.ledger import Ledger, Run, flat
+from pfl_lite.results.ledger import Ledger, Run, flat, unlike
 from pfl_lite.results.plan import Plan
 
 AGREE = 1e-4  # what a mean of final accuracies may be off from its last round's, whose digits are rounded
@@ -38,7 +38,7 @@ def check(ledger: Ledger) -> Findings:
     """
     found = Findings()
     runs: list[tuple[str, Run]] = []
-    attempts: list[tuple[str, Run]] = []
+    attempts: list[tuple[str, Run]] = []  # that diverged
     for path in sorted(ledger.folder.rglob("*.json*")):
         within = path.relative_to(ledger.folder)
         if any(part.startswith(".") for part in within.parts):
@@ -55,7 +55,7 @@ def check(ledger: Ledger) -> Findings:
             (runs if entry["kind"] == "run" else attempts).append((name, entry))
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
-    found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs, ledger), *unchosen(attempts, ledger)]
+    found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs + attempts, ledger)]
     found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
     return found
 
@@ -116,16 +116,15 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
             )
         elif other := [key for key, value in chosen.items() if key not in free and used.get(key) != value]:
             said.append(f"{name}: {', '.join(other)} not as the search chose")
-        elif other := unlike(run, plan.config(arm, run["seed"]).as_dict(), free):
+        elif other := beside_protocol(run, plan.config(arm, run["seed"]).as_dict(), free):
             said.append(f"{name}: {', '.join(other)} not as the protocol says")
     return said
 
 
-def unlike(run: Run, config: dict[str, Any], free: set[str]) -> list[str]:
+def beside_protocol(run: Run, config: dict[str, Any], free: set[str]) -> list[str]:
     """Where a stored run was configured otherwise; the machine, fewer rounds and what is `free` do not count."""
-    old, new = flat(run["config"]), flat(config)
-    free = free | MACHINE_KEYS | ({"rounds"} if old["rounds"] <= new["rounds"] else set())
-    return sorted(key for key in {*old, *new} - free if old.get(key) != new.get(key))
+    fewer = {"rounds"} if flat(run["config"])["rounds"] <= config["rounds"] else set()
+    return [name for name in unlike(run["config"], config) if name not in free | fewer]
 
 
 def strangers(runs: Sequence[Run]) -> list[str]:

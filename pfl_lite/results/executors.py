@@ -150,8 +150,8 @@ class ProcessExecutor:
     def __init__(self, workers: int) -> None:
         self.workers, self.stopped = workers, False
         self.heard: deque[tuple[Key, int]] = deque()
-        self.free: list[Worker] = []
-        self.busy: set[Worker] = set()
+        self.own = threading.local()  # the worker of each thread of the pool
+        self.started: list[Worker] = []
         # Processes inherit what the thread that starts them does not listen to: a signal to all, by Ctrl-C, the end of a
         # terminal or a batch system, is answered here alone, while they finish the round in hand.
         resource_tracker.ensure_running()
@@ -168,20 +168,16 @@ class ProcessExecutor:
         return self.pool.submit(self._train, task, checkpoint)
 
     def _train(self, task: Task, checkpoint: Path) -> Report:
-        while self.free and not self.free[-1].process.is_alive():  # killed while it had no run
-            self.free.pop()
-        worker = self.free.pop() if self.free else Worker()
-        self.busy.add(worker)
-        lives = True
+        worker: Worker | None = getattr(self.own, "worker", None)
+        if worker is None or not worker.process.is_alive():  # killed while it had no run
+            worker = self.own.worker = Worker()
+            self.started.append(worker)
         try:
             return None if self.stopped else worker.train(task, checkpoint, self.heard)
         except WorkerDied:
-            lives = False
+            self.own.worker = None  # its process may seem to live a moment longer
             raise
         finally:
-            self.busy.discard(worker)
-            if lives:  # also after an error of the run's own, or its process would be killed and not ended
-                self.free.append(worker)
             if self.stopped:
                 worker.stop()  # nothing else would, if it has started since or `close` is interrupted
 
@@ -198,16 +194,14 @@ class ProcessExecutor:
         """Let no run start another round."""
         if not self.stopped:
             self.stopped = True
-            for worker in list(self.busy):
+            for worker in list(self.started):
                 worker.stop()
 
     def close(self) -> None:
         """Wait for the rounds in hand, then end the processes."""
         self.stop()
-        for worker in list(self.free):  # before the others are waited for, which another interrupt may end
-            worker.stop()
         self.pool.shutdown()
-        for worker in self.free:
+        for worker in self.started:
             worker.process.join(PATIENCE_SECONDS)
 
 

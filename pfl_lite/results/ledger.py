@@ -7,6 +7,7 @@ sweep leaves no halves.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -74,7 +75,6 @@ KINDS: dict[str, schema.Rule] = {
     ),
 }
 WATCH_DIGITS = 4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits that are never read
-FRAME_COLUMNS = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
 
 
 def default_folder() -> Path:
@@ -115,19 +115,17 @@ def reached(run: Run) -> float:
     return math.inf if converged_in(run["rounds"]) is not None else float(run["rounds"][-1]["round"])
 
 
-def rounded(value: Any) -> Any:
-    """Nested dictionaries and lists with their numbers cut to WATCH_DIGITS after the point."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item) for item in value]
-    return round(value, WATCH_DIGITS) if isinstance(value, float) else value
-
-
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """All settings of a configuration, those of its method among them, with those that came later at their defaults."""
     filled = with_defaults(plain(config))
     return {key: value for key, value in filled.items() if key != "method"} | filled["method"]
+
+
+def unlike(*configs: dict[str, Any]) -> list[str]:
+    """In which settings some configurations differ, those of the machine left out."""
+    first, *others = map(flat, configs)
+    names = sorted({*first}.union(*others) - MACHINE_KEYS)
+    return [name for name in names if any(other.get(name) != first.get(name) for other in others)]
 
 
 class Ledger:
@@ -304,7 +302,10 @@ class Ledger:
         if not self.check(entry):
             return path
         if "watch" in entry:
-            entry["watch"] = rounded(entry["watch"])
+            watched = json.dumps(entry["watch"])
+            entry["watch"] = json.loads(
+                watched, parse_float=lambda digits: round(float(digits), WATCH_DIGITS)
+            )
         self._set_aside(path)
         write_json(path, entry, separators=(",", ":"))
         return path
@@ -329,16 +330,5 @@ class Ledger:
                 for at, key, values in lists
                 for client, value in enumerate(values if isinstance(values, list) else [])
             ]
-        return pd.DataFrame(rows, columns=FRAME_COLUMNS).astype({"value": float})
-
-    def curves(self, experiment: str) -> pd.DataFrame:
-        """Every number kept once a round (means over clients, floats sent), as tidy as `frame`."""
-        rows = [
-            (run["experiment"], run["arm"], run["method"], run["seed"], r["round"], key, value)
-            for run in self.read(experiment)
-            for r in run["rounds"]
-            for key, value in r.items()
-            if key != "round" and type(value) in (int, float)
-        ]
-        columns = [name for name in FRAME_COLUMNS if name != "client"]
+        columns = ["experiment", "arm", "method", "seed", "round", "client", "quantity", "value"]
         return pd.DataFrame(rows, columns=columns).astype({"value": float})

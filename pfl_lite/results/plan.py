@@ -11,7 +11,7 @@ from typing import Any
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.papers import Arm, Experiment, Settings, get_experiment
-from pfl_lite.papers.experiment import climbed
+from pfl_lite.papers.experiment import climbed, in_grid_order, rank
 from pfl_lite.results.ledger import Ledger, Run, flat
 
 Key = tuple[str, int, int | None]
@@ -67,9 +67,10 @@ class Plan:
         self.seeds = experiment.seeds if seeds is None else seeds
         # the others are trained by another experiment
         self.arms = [arm for arm in (experiment.arms if arms is None else arms) if arm.run_of is None]
-        self.searching = experiment
-        while self.searching.searched_in is not None:
-            self.searching = get_experiment(self.searching.searched_in, experiment.budget)
+        self.line = [experiment]  # and those that it takes settings from, one after another
+        while (name := self.line[-1].searched_in) is not None:
+            self.line.append(get_experiment(name, experiment.budget))
+        self.searching = self.line[-1]
         self.machine = {"device": device, "tf32": tf32}
         # a full path, which means the same to workers elsewhere
         self.checkpoints = Path(os.path.realpath(ledger.folder)) / ".checkpoints" / experiment.name
@@ -85,7 +86,7 @@ class Plan:
 
     def grid(self, arm: Arm) -> tuple[Settings, ...]:
         """The candidates of an arm's search, as far as the scores tell them: its grid, and the next ones on its ladders."""
-        return climbed(arm, self.searched(arm), self.searching.candidates, rank)
+        return climbed(arm, self.searched(arm), self.searching.candidates)
 
     def scored(self, arm: Arm) -> list[dict[str, Any]]:
         """The scored candidates of the present search in its order, not in the order in which workers finished them."""
@@ -132,10 +133,8 @@ class Plan:
 
     def leader(self, arm: Arm) -> Experiment:
         """The experiment with the arm whose rates an arm takes over: this one, or the nearest that it takes settings from."""
-        one = self.experiment
-        while one.searched_in is not None and all(arm.rates_of != other.key for other in one.arms):
-            one = get_experiment(one.searched_in, one.budget)
-        return one
+        with_it = (one for one in self.line if arm.rates_of in {other.key for other in one.arms})
+        return next(with_it, self.searching)
 
     def awaits(self, arm: Arm, seed: int) -> bool:
         """Whether an arm that takes over rates must wait until the arm that it follows has found a rate that does not diverge."""
@@ -158,14 +157,9 @@ class Plan:
             if self.chosen(arm) is None or self.awaits(arm, seed):
                 continue
             config, trained_by = self.config(arm, seed), None
-            entry = {
-                "kind": "run",
-                "experiment": name,
-                "arm": arm.key,
-                "seed": seed,
-                "config": config.as_dict(),
-            }
-            self.ledger.check(entry)  # refuses to replace a complete run of another configuration
+            entry = {"kind": "run", "experiment": name, "arm": arm.key, "seed": seed}
+            # refuses to replace a complete run of another configuration
+            self.ledger.check(entry | {"config": config.as_dict()})
             if arm.trained_by is not None:
                 first = self.experiment.arm(arm.trained_by)
                 if (first, seed) in missing:
@@ -179,10 +173,9 @@ class Plan:
         That is so for the last candidate, for arms that take over another's training or rates, and where a complete shorter run
         is there, whose place in the ledger only a run of the same settings takes.
         """
-        shares = arm.trained_by is not None or arm.rates_of is not None
-        if not self.experiment.next_candidate or shares or len(self.candidates(arm, seed)) < 2:
+        if arm.source is not None or not self.experiment.next_candidate:
             return None
-        if self.ledger.has(self.experiment.name, arm.key, seed):
+        if len(self.candidates(arm, seed)) < 2 or self.ledger.has(self.experiment.name, arm.key, seed):
             return None
         return self.next_number(arm, seed)
 
@@ -192,14 +185,14 @@ class Plan:
 
     def config(self, arm: Arm, seed: int, chosen: Settings | None = None) -> RunConfig:
         """The configuration of an arm's result with the settings that its search chose, or with others."""
-        settings = self.experiment.settings(seed, rounds=self.length(arm)) | self.machine
+        settings = self.experiment.settings(seed, self.length(arm)) | self.machine
         chosen = self.chosen(arm, seed) or {} if chosen is None else chosen
         return make_config(arm.method, **(settings | arm.settings | chosen)).resolved()
 
     def trial(self, arm: Arm, candidate: Settings) -> RunConfig:
         """The configuration with which a candidate of an arm's grid is scored."""
         rounds = self.experiment.search_rounds_of(arm)
-        settings = self.experiment.settings(self.experiment.search_seed, rounds=rounds) | self.machine
+        settings = self.experiment.settings(self.experiment.search_seed, rounds) | self.machine
         settings |= (
             {"ft_every": 0, "eval_every": rounds, "patience": 0} | arm.settings | arm.search | candidate
         )
@@ -266,13 +259,3 @@ class Plan:
             number = self.next_number(self.experiment.arm(arm), seed)
             kind = "run" if number == 1 else f"run{number}"
         return self.checkpoints / f"{arm}-seed{seed}-{kind}.pt"
-
-
-def in_grid_order(grid: Sequence[Settings], candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The candidates of a grid in its order, not in the order in which workers finished them."""
-    return [one for settings in grid for one in candidates if one["settings"] == settings]
-
-
-def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
-    """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
-    return "diverged" in candidate, -candidate["validation_accuracy"]

@@ -18,9 +18,10 @@ from pfl_lite.engine.history import diverged_in
 from pfl_lite.engine.processes import check_workers
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
+from pfl_lite.papers.experiment import in_grid_order, rank
 from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, WorkerDied
 from pfl_lite.results.ledger import Ledger, flat
-from pfl_lite.results.plan import Key, Plan, Task, in_grid_order, rank
+from pfl_lite.results.plan import Key, Plan, Task
 from pfl_lite.results.tables import accuracy
 
 POLL_SECONDS = 5.0
@@ -84,12 +85,12 @@ def reproduce(
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
     experiments = [get_experiment(part, budget) for part in members(name)]
     experiments.sort(key=lambda one: one.searched_in is not None)  # after those that search for them
-    longest = max(one.longest for one in experiments)
+    longest = max(one.rounds_of(arm) for one in experiments for arm in one.arms)
     if rounds is not None and rounds > longest:
         raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
     ledger, plans = ledger or Ledger(), list[Plan]()
     for experiment in experiments:  # what is wrong with one of them is told before the first is trained
-        arms = list({arm.key: arm for arm in asked_arms(experiment, methods)}.values())
+        arms = None if methods is None else asked_arms(experiment, methods)
         wanted = None if seeds is None else list(dict.fromkeys(seeds))
         plans.append(Plan(experiment, ledger, arms, wanted, rounds, device, tf32))
         plans[-1].validate(plans[:-1])
@@ -125,14 +126,14 @@ def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: f
                         folder.rmdir()
 
 
-def asked_arms(experiment: Experiment, methods: Sequence[str] | None) -> list[Arm]:
-    """The arms with some keys (all by default).
+def asked_arms(experiment: Experiment, methods: Sequence[str]) -> list[Arm]:
+    """The arms with some keys, each once.
 
     Raises:
         InputError: an unknown key, or an arm whose runs another experiment makes.
     """
-    arms = list(experiment.arms) if methods is None else [experiment.arm(key) for key in methods]
-    for arm in arms if methods is not None else ():
+    arms = [experiment.arm(key) for key in dict.fromkeys(methods)]
+    for arm in arms:
         if arm.run_of is not None:
             raise InputError(
                 f"{arm.key} of {experiment.name} is {arm.rates_of} of {arm.run_of}: "

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_lite.config import MACHINE_KEYS
 from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
-from pfl_lite.papers.statement import NotTestable, per_client_measure
+from pfl_lite.papers.statement import NotTestable, per_client_measure, seeds_of_all, with_seeds
 from pfl_lite.papers.statistics import agreement, ranks
-from pfl_lite.results.ledger import Ledger, Run, flat, reached
+from pfl_lite.results.ledger import Ledger, Run, flat, reached, unlike
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
 WIDEST = 2.0  # points: the same where 2 s.d. over seeds allow it; more is not, however much the seeds differ
@@ -95,20 +94,18 @@ def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False)
     }
 
 
-def made_by(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
-    """The experiment and the arm whose training an arm's runs are: its own, unless it takes over another's."""
-    home, own = home_of(experiment, arm)
-    return home, home.arm(own.trained_by or own.key)
-
-
 class Found(NamedTuple):
-    """What the ledger holds of an arm: complete runs with the protocol's seeds, unfinished ones, attempts at these that diverged
-    and took another's place, and seeds that the protocol does not have."""
+    """What the ledger holds of an arm."""
 
     runs: list[Run]
+    """Complete, and with the protocol's seeds."""
     unfinished: list[Run]
+    trained: Arm
+    """The arm whose training the runs are: their own, unless they take over another's."""
     failed: list[Run]
+    """Attempts at that training that diverged, and whose place another took."""
     strays: list[int]
+    """Seeds of complete runs that the protocol does not have."""
 
 
 def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
@@ -116,24 +113,25 @@ def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
     every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
     found = {}
     for arm in experiment.arms:
-        home, trained = made_by(experiment, arm)
+        home, own = home_of(experiment, arm)
+        trained = home.arm(own.trained_by or own.key)
         some = every[arm.key], begun[arm.key], ledger.diverged(home.name, trained.key)
         runs, undone, failed = ([one for one in each if one["seed"] in experiment.seeds] for each in some)
         strays = [run["seed"] for run in every[arm.key] if run["seed"] not in experiment.seeds]
-        found[arm.key] = Found(runs, undone, failed, strays)
+        found[arm.key] = Found(runs, undone, trained, failed, strays)
     return found
 
 
-def detours(trained: Arm, found: Found) -> list[str]:
-    """Which of an arm's runs diverged, and which took the place of attempts that did at the training of `trained`."""
+def detours(found: Found) -> list[str]:
+    """Which of an arm's runs diverged, and which took the place of attempts that did."""
     lost = [(run["seed"], diverged_in(run["rounds"])) for run in found.runs]
     said = [f"seed {seed} diverged in round {at}" for seed, at in lost if at is not None]
     for one in found.failed:
         heir = next((run for run in found.runs if run["seed"] == one["seed"]), one)
         before, after = (flat(each["config"]) for each in (one, heir))
-        unlike = [key for key in (trained.grid or ({},))[0] if before[key] != after[key]]
-        old, new = (", ".join(f"{key} {each[key]:g}" for key in unlike) for each in (before, after))
-        again = f" with {old} and was run again with {new}" if unlike else ""
+        changed = [key for key in (found.trained.grid or ({},))[0] if before[key] != after[key]]
+        old, new = (", ".join(f"{key} {each[key]:g}" for key in changed) for each in (before, after))
+        again = f" with {old} and was run again with {new}" if changed else ""
         said.append(f"seed {one['seed']} diverged in round {diverged_in(one['rounds'])}{again}")
     return said
 
@@ -168,9 +166,7 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
 
 def unlike_settings(runs: Sequence[Run]) -> list[str]:
     """In which settings some runs were trained differently, as where one diverged and took the next candidate."""
-    configs = [flat(run["config"]) for run in runs]
-    keys = sorted({key for config in configs for key in config} - {"seed", *MACHINE_KEYS})
-    return [key for key in keys if any(one.get(key) != configs[0].get(key) for one in configs)]
+    return [name for name in unlike(*(run["config"] for run in runs)) if name != "seed"]
 
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
@@ -229,10 +225,10 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
     for measure, words in experiment.measures.items():
         papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
         rows = [arm for arm in experiment.arms if papers[arm.key] is not None and runs[arm.key]]
-        seeds = set.intersection(*({run["seed"] for run in runs[arm.key]} for arm in rows)) if rows else set()
+        seeds = seeds_of_all(runs[arm.key] for arm in rows)
         if len(rows) < LEAST_ROWS or not seeds:
             continue
-        common = [[run for run in runs[arm.key] if run["seed"] in seeds] for arm in rows]
+        common = [with_seeds(runs[arm.key], seeds) for arm in rows]
         try:
             # [seeds, clients, rows]
             ours = np.stack([per_client_measure(some, measure) for some in common], -1)
@@ -303,11 +299,8 @@ def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) ->
                 why = f"{experiment.stands_in}; {why}"
             else:
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
-        reasons = [
-            *shortfalls(experiment, arm, found[arm.key]),
-            *detours(made_by(experiment, arm)[1], found[arm.key]),
-        ]
-        rows.append(row | {"Reason": "; ".join(filter(None, [why, *reasons]))})
+        reasons = [why, *shortfalls(experiment, arm, found[arm.key]), *detours(found[arm.key])]
+        rows.append(row | {"Reason": "; ".join(filter(None, reasons))})
     return rows
 
 

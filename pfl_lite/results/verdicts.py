@@ -25,6 +25,8 @@ from pfl_lite.papers.statement import (
     Runs,
     Statement,
     claims_by_name,
+    seeds_of_all,
+    with_seeds,
 )
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import AT_THE_LIMIT, found_of, unlike_settings
@@ -39,12 +41,11 @@ def paired_runs(
     experiment: Experiment, arms: Sequence[str], found: dict[str, list[Run]]
 ) -> tuple[Runs | None, list[str]]:
     """The complete runs of some arms with the seeds that all of them have (None if there are none), and what is to be said."""
-    by_arm = {arm: {int(run["seed"]): run for run in found[arm]} for arm in arms}
-    seeds = sorted(set.intersection(*map(set, by_arm.values())))
-    unpaired = sorted(set().union(*by_arm.values()) - set(seeds))
+    seeds = seeds_of_all(found[arm] for arm in arms)
+    unpaired = sorted({int(run["seed"]) for arm in arms for run in found[arm]} - {*seeds})
     if not seeds:
         return None, [f"no seed that all of {labels(experiment, arms)} have"]
-    runs = {arm: [some[seed] for seed in seeds] for arm, some in by_arm.items()}
+    runs = {arm: with_seeds(found[arm], seeds) for arm in arms}
     said = remarks(experiment, runs)
     if UNLIKE in said:
         return None, [UNLIKE]
@@ -65,18 +66,16 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
         said.append(UNLIKE)
     fewest, most = min(map(len, runs.values())), max(map(len, runs.values()))
     if fewest < SEEDS:
-        number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        wanted = len(experiment.seeds)
+        number, wanted = span((fewest, most)), len(experiment.seeds)
         said.append(
             f"{number} of {wanted} seeds"
             if fewest < wanted
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
-    planned = {arm: experiment.rounds_of(experiment.arm(arm)) for arm in runs}
     ended = [end for run in used if (end := converged_in(run["rounds"])) is not None]
     said += [f"converged after {span(ended)} rounds"] if ended else []
     made = {
-        (int(run["rounds"][-1]["round"]), planned[arm])
+        (int(run["rounds"][-1]["round"]), experiment.rounds_of(experiment.arm(arm)))
         for arm, some in runs.items()
         for run in some
         if converged_in(run["rounds"]) is None
@@ -94,13 +93,6 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     if short and len(lengths) > 1:
         said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said
-
-
-def lengths(used: dict[str, Runs]) -> str:
-    """How many rounds some runs had: `30`, or `10 to 30`."""
-    return span(
-        int(run["rounds"][-1]["round"]) for runs in used.values() for some in runs.values() for run in some
-    )
 
 
 def span(rounds: Iterable[int]) -> str:
@@ -150,6 +142,8 @@ def check(
     if lacking and result.verdict == "held":
         result = replace(result, verdict="undecided")
     every_one = len(claim.needs)
+    used = [some for runs in there.values() for some in runs.values()]
+    rounds = span(int(run["rounds"][-1]["round"]) for some in used for run in some)
     said = [
         one
         if len(names) == every_one
@@ -161,9 +155,8 @@ def check(
         id=claim.id,
         experiment=claim.experiment,
         text=claim.text,
-        rounds=lengths(there) if budget == DEFAULT_BUDGET else "",
-        seeds=result.seeds
-        or min((len(some) for runs in there.values() for some in runs.values()), default=0),
+        rounds=rounds if budget == DEFAULT_BUDGET else "",
+        seeds=result.seeds or min(map(len, used), default=0),
         note="; ".join(filter(None, [result.note, *said])),
     )
 
@@ -188,10 +181,9 @@ def claims(
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}
-    found = {}
-    for name in sorted(needed):  # a seed beside the plan is not among `runs`
-        arms = found_of(get_experiment(name, budget), ledger)
-        found[name] = {arm: one.runs for arm, one in arms.items()}
+    there = {name: found_of(get_experiment(name, budget), ledger) for name in sorted(needed)}
+    # a seed beside the plan is not among `runs`
+    found = {name: {arm: one.runs for arm, one in arms.items()} for name, arms in there.items()}
     return [check(one, found, budget) for one in chosen]
 
 
