@@ -12,8 +12,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,6 @@ class Card:
     how_to_get: str = ""
     note: str = ""
     writers: int = 0
-
-    @property
-    def extent(self) -> str:
-        """How many images there are, in a few words."""
-        cut = (
-            f" for training, {self.test_size:,} for testing"
-            if self.test_size
-            else ", split when they are read"
-        )
-        return f"{self.train_size:,}{cut}"
 
     @property
     def origin(self) -> str:
@@ -611,10 +600,10 @@ def _convert(card: Card, path: Path) -> None:
     if card.name == "femnist":
         _convert_leaf(path)
         return
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)  # torchvision sets none, and some servers are silent
     try:
-        with _timeout(DOWNLOAD_TIMEOUT):
-            arrays = _fetch(card.name, path.parent / "downloads")
-        write_npz(path, arrays)
+        write_npz(path, _fetch(card.name, path.parent / "downloads"))
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -623,6 +612,7 @@ def _convert(card: Card, path: Path) -> None:
             "integer train_labels and test_labels"
         ) from error
     finally:
+        socket.setdefaulttimeout(before)
         with suppress(OSError):  # archives that were fetched stay; an empty folder does not
             (path.parent / "downloads").rmdir()
 
@@ -638,17 +628,6 @@ def _convert_leaf(path: Path) -> None:
             "and integer labels and writers of both"
         )
     write_npz(path, arrays)
-
-
-@contextmanager
-def _timeout(seconds: float) -> Iterator[None]:
-    """Give up on silent servers; torchvision sets no time limit itself."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def _fetch(name: str, folder: Path) -> dict[str, np.ndarray]:
