@@ -433,6 +433,17 @@ def test_a_setting_without_a_docstring_is_explained_all_the_same(monkeypatch: py
     assert "  pull=0.5\n" in explain("bare")
 
 
+@pytest.mark.slow  # starts Python
+@pytest.mark.parametrize(
+    "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["run", "local", "--data", "digit"],
+              ["run", "local", "--partition", "dirichlet"]],
+)  # fmt: skip
+def test_a_mistyped_name_is_refused_before_torch_is_loaded(words: list[str]) -> None:
+    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); from pfl_lite.cli import app; app()"
+    result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("pfl-lite: ") and result.stdout == "False\n"
+
+
 def test_the_version_is_said() -> None:
     assert call("--version").output == f"pfl-lite {__version__}\n"
 

@@ -427,6 +427,18 @@ def datasets() -> dict[str, Card]:
     return {card.name: card for card in _CARDS} | {name: images.card for name, images in _OWN.items()}
 
 
+def card_of(name: str) -> Card:
+    """The card of one of them; raises InputError for an unknown name."""
+    cards = datasets()
+    if name not in cards:
+        listed = (
+            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
+            "register_images, see *Your own method, your own data*"
+        )
+        raise unknown("data set", name, cards, listed)
+    return cards[name]
+
+
 def register_images(images: Images) -> None:
     """Let `load`, `run(data=...)` and the command line find images of one's own under their name, in this process.
 
@@ -469,20 +481,13 @@ def load(name: str) -> Images:
     base, colon, text = name.partition(":")
     if colon:
         return _sample(load(base), name, _fraction(base, text))
-    cards = datasets()
-    if name not in cards:
-        listed = (
-            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
-            "register_images, see *Your own method, your own data*"
-        )
-        raise unknown("data set", name, cards, listed)
+    card = card_of(name)
     if name in _OWN:
         return _OWN[name]
-    card = cards[name]
     if name == "digits":
         return _images(card, _digits())
     if name in ("glyphs", "glyphs10"):
-        drawn = _glyphs(cards["glyphs"], data_folder() / "glyphs.npz")
+        drawn = _glyphs(card_of("glyphs"), data_folder() / "glyphs.npz")
         if name == "glyphs":
             return drawn
         wanted = (labels < len(glyphs.FIGURES) for labels in (drawn.train_labels, drawn.test_labels))
