@@ -540,6 +540,10 @@ def run(
     if checkpoint is not None and checkpoint.exists():
         simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
     typer.echo(render_opening(simulation), err=True)
+    if not simulation.federation.test_sizes.any():
+        tell(
+            "no client has test images, so that no accuracy is reported: a partition's file lists them under test"
+        )
     said = time.monotonic()
 
     def sign_of_life(clients: str = "") -> bool:

@@ -433,6 +433,14 @@ def test_a_setting_without_a_docstring_is_explained_all_the_same(monkeypatch: py
     assert "  pull=0.5\n" in explain("bare")
 
 
+def test_a_run_without_any_test_images_says_why_there_is_no_accuracy(tmp_path: Path) -> None:
+    path = tmp_path / "clients.json"
+    path.write_text('{"clients": [{"train": [0, 1]}, {"train": [2, 3]}]}')
+    said = "no client has test images, so that no accuracy is reported"
+    short = ("run", "fedavg", "--model", "linear", "--rounds", "1", "--partition")
+    assert said in call(*short, path).stderr and said not in call(*short, "pairs").stderr
+
+
 @pytest.mark.slow  # starts Python
 @pytest.mark.parametrize(
     "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["run", "local", "--data", "digit"],
