@@ -114,7 +114,11 @@ class Child:
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
-        self.memory = nameless_file()
+        # in memory if this Python can: conda's is built for a system that could not
+        if hasattr(os, "memfd_create"):
+            self.memory = os.memfd_create("answer")
+        else:
+            self.memory = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
         self.page = f"/proc/self/fd/{self.memory}"
         fork = multiprocessing.get_context("fork")
         self.process = fork.Process(target=self.work, args=(compute,), daemon=True)
@@ -149,13 +153,6 @@ class Child:
         self.process.join()
         self.process.close()
         os.close(self.memory)
-
-
-def nameless_file() -> int:
-    """A new file that no folder lists, in memory if this Python can: conda's is built for a system that could not."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("answer")
-    return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
 def as_sent(error: Exception) -> Exception:
@@ -205,14 +202,16 @@ def over_processes(workers: int, config: RunConfig) -> Callable[..., Mapping] | 
     """
     config = config.resolved()
     check_workers(workers)
-    if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
+    if workers == 1:
+        return None
+    if config.device == "cuda":  # first, as its engine is another by itself
         raise InputError(
             f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
         )
-    if workers > 1 and config.engine != "loop":
+    if config.engine != "loop":
         raise InputError(
             f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
         )
-    if workers > 1 and isinstance(config.method, Sequential) and config.method.in_turns:
+    if isinstance(config.method, Sequential) and config.method.in_turns:
         raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
-    return partial(Forked, workers=workers) if workers > 1 else None
+    return partial(Forked, workers=workers)
