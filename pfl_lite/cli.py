@@ -27,7 +27,7 @@ from pfl_lite.__main__ import main as main
 from pfl_lite.errors import InputError, unknown
 
 LONGEST = 500  # characters of a sentence
-LISTS_TOLD = (
+LISTS_HELP = (
     'lists of your own, `{"clients": [{"train": [0, 5], "val": [2], "test": [1]}, ...]}`, positions among the training '
     "(train, val) and test images; val and test may be left out"
 )
@@ -94,7 +94,7 @@ class PartitionCommand(TyperCommand):
         """Write the help."""
         from pfl_lite.data.recipes import describe
 
-        ways = [*describe(), ("clients.json", LISTS_TOLD)]
+        ways = [*describe(), ("clients.json", LISTS_HELP)]
         self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in ways)
         super().format_help(ctx, formatter)
 
@@ -187,8 +187,8 @@ def program(
 Experiment = Annotated[
     str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
 ]
-BUDGETS_TOLD = "small (hours on two CPU cores) or paper (what the paper spent)"
-BudgetName = Annotated[str, typer.Option(help=BUDGETS_TOLD)]
+BUDGETS_HELP = "small (hours on two CPU cores) or paper (what the paper spent)"
+BudgetName = Annotated[str, typer.Option(help=BUDGETS_HELP)]
 StoredResults = Annotated[
     Path | None,
     typer.Option(
@@ -555,7 +555,7 @@ def run(
             said = time.monotonic()
         return False
 
-    simulation.map.told = lambda done, of: sign_of_life(f": client {done} of {of}")
+    simulation.map.progress = lambda done, of: sign_of_life(f": client {done} of {of}")
     simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
@@ -747,7 +747,7 @@ def claims(
     experiment: str | None = typer.Argument(
         None, help="an experiment, a group of them, or a claim, e.g. B1 [all]"
     ),
-    budget_name: Annotated[str | None, typer.Option(help=BUDGETS_TOLD)] = None,
+    budget_name: Annotated[str | None, typer.Option(help=BUDGETS_HELP)] = None,
     ledger: StoredResults = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.

@@ -22,7 +22,7 @@ class Mapping:
     """Applies a per-client function `(server, client, work) -> dicts of tensors` to some clients of one round."""
 
     work: type[LocalWork]
-    told: Callable[[int, int], object] | None = None
+    progress: Callable[[int, int], object] | None = None
     """Is told after each client how many are done, and of how many: by the loop alone, and where several processes share out the
     clients, of those of the first one."""
 
@@ -78,8 +78,8 @@ class Loop(Mapping):
         answers = []
         for i in ids:
             answers.append(function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])))
-            if self.told is not None:
-                self.told(len(answers), len(ids))
+            if self.progress is not None:
+                self.progress(len(answers), len(ids))
         return tuple(
             {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
             for parts in zip(*answers, strict=True)

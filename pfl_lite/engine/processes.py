@@ -73,9 +73,8 @@ class Forked(Loop):
         loop = partial(super().stacked, function, server, clients)
 
         def found(share: list[int]) -> tuple[tuple[Params, ...], int]:
-            self.told = (
-                None  # in the child, which would say the same of its share, under a lock that may stay held
-            )
+            # in the child, which would say the same of its share, under a lock that may stay held
+            self.progress = None
             works: list[LocalWork] = []
 
             def counted(ids: list[int]) -> LocalWork:

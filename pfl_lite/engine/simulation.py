@@ -57,6 +57,7 @@ class Simulation(Rounds):
         self.trained_on, self.seconds = device_name(self.config.device), 0.0
         self._tuned: Params | None = None  # of this round
         self._exploded = False
+        self.scorer = Scorer(self.method, self.map, self.settings)
         sizes = {
             f"{split}_sizes": getattr(self.federation, f"{split}_sizes").tolist()
             for split in ("train", "val", "test")
@@ -104,11 +105,6 @@ class Simulation(Rounds):
         return entry
 
     # ---- looking, without touching --------------------------------------------------------------------------------
-
-    @property
-    def scorer(self) -> Scorer:
-        """What scores models by the method's rule, on all clients."""
-        return Scorer(self.method, self.map, self.settings)
 
     def evaluate(self) -> dict[str, Any]:
         """Scores of the method's own models as they stand, as an entry of the history holds them; nothing is kept."""
