@@ -434,22 +434,17 @@ def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
 
 
 def named_method(word: str) -> tuple[str, dict[str, str]]:
-    """Name and settings of `NAME:x=1,y=2`; raises InputError where one is wrong, if that can be said before torch is loaded."""
+    """Name and settings of `NAME:x=1,y=2`; raises InputError for settings that are none, and for an unknown name.
+
+    Names are looked up in the methods' files, so that this need not wait for torch.
+    """
     name, _, own = word.partition(":")
-    check_method(name)
-    return name, parse_settings(own.split(",") if own else [], f"{name}:")
-
-
-def check_method(name: str) -> None:
-    """Raise an InputError for an unknown method, by the names in the methods' files: torch need not be loaded to say so."""
     files = (Path(__file__).parent / "methods").glob("*.py")
-    names = re.findall(
-        r'^    name: ClassVar\[str\] = "(\w+)"$', "".join(f.read_text("utf-8") for f in files), re.MULTILINE
-    )
-    if (
-        name not in names and "pfl_lite.methods" not in sys.modules
-    ):  # where it is, one's own may have been entered
-        raise unknown("method", name, names, "`pfl-lite methods` lists them all")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
+    known = re.findall(r'^    name: ClassVar\[str\] = "(\w+)"$', source, re.MULTILINE)
+    if name not in known and "pfl_lite.methods" not in sys.modules:  # where one's own may have been entered
+        raise unknown("method", name, known, "`pfl-lite methods` lists them all")
+    return name, parse_settings(own.split(",") if own else [], f"{name}:")
 
 
 def whole_numbers(seeds: str) -> list[int]:

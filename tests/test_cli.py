@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 import pfl_lite
 from pfl_lite import __version__
-from pfl_lite.cli import app, parse_budget, settings_of_a_run
+from pfl_lite.cli import app, named_method, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
 from pfl_lite.data import exchange
 from pfl_lite.data.images import load
@@ -439,6 +439,11 @@ def test_a_run_without_any_test_images_says_why_there_is_no_accuracy(tmp_path: P
     said = "no client has test images, so that no accuracy is reported"
     short = ("run", "fedavg", "--model", "linear", "--rounds", "1", "--partition")
     assert said in call(*short, path).stderr and said not in call(*short, "pairs").stderr
+
+
+def test_every_method_is_known_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pfl_lite.methods")
+    assert [named_method(name) for name in METHODS] == [(name, {}) for name in METHODS]
 
 
 @pytest.mark.slow  # starts Python
