@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import os
+import re
 import shlex
 import signal
 import sys
@@ -26,7 +27,7 @@ from pfl_lite.__main__ import main as main
 from pfl_lite.errors import InputError, unknown
 
 LONGEST = 500  # characters of a sentence
-LISTS_TOLD = (
+LISTS_HELP = (
     'lists of your own, `{"clients": [{"train": [0, 5], "val": [2], "test": [1]}, ...]}`, positions among the training '
     "(train, val) and test images; val and test may be left out"
 )
@@ -93,7 +94,7 @@ class PartitionCommand(TyperCommand):
         """Write the help."""
         from pfl_lite.data.recipes import describe
 
-        ways = [*describe(), ("clients.json", LISTS_TOLD)]
+        ways = [*describe(), ("clients.json", LISTS_HELP)]
         self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in ways)
         super().format_help(ctx, formatter)
 
@@ -186,8 +187,8 @@ def program(
 Experiment = Annotated[
     str, typer.Argument(help="an experiment, or a group of them (see `pfl-lite experiments`)")
 ]
-BUDGETS_TOLD = "small (hours on two CPU cores) or paper (what the paper spent)"
-BudgetName = Annotated[str, typer.Option(help=BUDGETS_TOLD)]
+BUDGETS_HELP = "small (hours on two CPU cores) or paper (what the paper spent)"
+BudgetName = Annotated[str, typer.Option(help=BUDGETS_HELP)]
 StoredResults = Annotated[
     Path | None,
     typer.Option(
@@ -211,6 +212,11 @@ def file_name(text: str) -> Path:
     return Path(text)
 
 
+def folder_name(text: str) -> Path:
+    """A path that was given, as a folder's."""
+    return file_name(text.rstrip("/"))
+
+
 def file_option(help: str, *names: str) -> Any:
     """An option that takes the name of a file."""
     return typer.Option(None, *names, parser=file_name, metavar="FILE", help=help)
@@ -222,21 +228,24 @@ def asked_for(context: typer.Context, name: str) -> bool:
     return source is None or source.name != "DEFAULT"
 
 
-def check_outputs(
+def check_inputs_and_outputs(
     force: bool, data: str, partition: str, **paths: tuple[Path | None, tuple[str, ...]]
 ) -> None:
-    """Find out before any work whether files, each with the endings that it may have, can be written.
+    """Find out before any work whether data and partition are known, and files, each with the endings that it may have, writable.
 
     Raises:
-        InputError: one cannot, has a wrong ending, is there and is to stay, or is an input or another option's file too.
+        InputError: one is not, has a wrong ending, is there and is to stay, or is an input or another option's file too.
     """
     from pfl_lite.atomic_files import check_writable, regular
-    from pfl_lite.data.images import data_folder
+    from pfl_lite.data.images import card_of, data_folder
     from pfl_lite.data.partition import is_file
+    from pfl_lite.data.recipes import parse
 
-    given = [regular(partition.strip().partition("#")[0])] if is_file(partition) else []
-    names = {os.path.realpath(one): "partition" for one in given}
-    names[os.path.realpath(data_folder() / f"{data.partition(':')[0]}.npz")] = "data"
+    names = {os.path.realpath(data_folder() / f"{card_of(data.partition(':')[0]).name}.npz"): "data"}
+    if is_file(partition):
+        names[os.path.realpath(regular(partition.strip().partition("#")[0]))] = "partition"
+    else:
+        parse(partition)
     for name, (path, endings) in paths.items():
         if path is None:
             continue
@@ -360,7 +369,7 @@ def partition(
     from pfl_lite.show.text import listed
 
     given = settings["data"], settings["partition"]
-    check_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
+    check_inputs_and_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
     if is_file(settings["partition"]) and not asked_for(context, "clients"):
         settings["clients"] = len(load_partition(settings["partition"]))
     images = load(settings["data"]).with_split(settings["split"])
@@ -389,9 +398,7 @@ def convert(
     folder: Path = typer.Argument(
         ..., exists=True, file_okay=False, help="PFLlib's, with train/ and test/ in it"
     ),
-    out: Path = typer.Argument(
-        ..., parser=lambda text: file_name(text.rstrip("/")), metavar="OUT", help="a new folder"
-    ),
+    out: Path = typer.Argument(..., parser=folder_name, metavar="OUT", help="a new folder"),
 ) -> None:
     """Turn PFLlib's folder, whose arrays are pickled, into plain files client-0.npz, ...
 
@@ -424,6 +431,20 @@ def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
             raise InputError(f"{of}{name} is given twice: {settings[name]} and {value}")
         settings[name] = value
     return settings
+
+
+def named_method(word: str) -> tuple[str, dict[str, str]]:
+    """Name and settings of `NAME:x=1,y=2`; raises InputError for settings that are none, and for an unknown name.
+
+    Names are looked up in the methods' files, so that this need not wait for torch.
+    """
+    name, _, own = word.partition(":")
+    files = (Path(__file__).parent / "methods").glob("*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
+    known = re.findall(r'^    name: ClassVar\[str\] = "(\w+)"$', source, re.MULTILINE)
+    if name not in known and "pfl_lite.methods" not in sys.modules:  # where one's own may have been entered
+        raise unknown("method", name, known, "`pfl-lite methods` lists them all")
+    return name, parse_settings(own.split(",") if own else [], f"{name}:")
 
 
 def whole_numbers(seeds: str) -> list[int]:
@@ -481,11 +502,10 @@ def run(
     """
     given = settings["data"], settings["partition"]
     saved = save, (".npz", ".safetensors")
-    check_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
+    check_inputs_and_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
-    method, _, more = method.partition(":")
-    named = parse_settings(more.split(",") if more else [], f"{method}:")
+    method, named = named_method(method)
     own = parse_settings(set_ or [])
     if twice := sorted((own.keys() & options.keys()) | (named.keys() & (own.keys() | options.keys()))):
         raise InputError(f"{twice[0]} is given twice: give it once")
@@ -515,6 +535,10 @@ def run(
     if checkpoint is not None and checkpoint.exists():
         simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
     typer.echo(render_opening(simulation), err=True)
+    if not simulation.federation.test_sizes.any():
+        tell(
+            "no client has test images, so that no accuracy is reported: a partition's file lists them under test"
+        )
     said = time.monotonic()
 
     def sign_of_life(clients: str = "") -> bool:
@@ -526,7 +550,7 @@ def run(
             said = time.monotonic()
         return False
 
-    simulation.map.told = lambda done, of: sign_of_life(f": client {done} of {of}")
+    simulation.map.progress = lambda done, of: sign_of_life(f": client {done} of {of}")
     simulation.run(checkpoint=checkpoint, stop=sign_of_life)
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
@@ -563,21 +587,21 @@ def compare(
     `difference` is paired by seed and client, and `low` and `high` are its 95% interval: if it contains zero, the runs cannot say
     which of the two methods is better.
     """
+    options = {name: value for name, value in settings.items() if asked_for(context, name)}
+    rows: dict[str, dict[str, str]] = {}
+    for word in methods:
+        if word in rows:
+            raise InputError(
+                f"{word} is there twice: give each method once, or other settings, as in ditto:lam=0.1"
+            )
+        name, own = named_method(word)
+        rows[word] = {"method": name} | own
     prepare(workers, settings["device"])
     from pfl_lite.comparing import compare as table
     from pfl_lite.show.text import FORMATS, render
 
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    options = {name: value for name, value in settings.items() if asked_for(context, name)}
-    rows: dict[str, dict[str, str]] = {}
-    for word in methods:
-        name, _, own = word.partition(":")
-        if word in rows:
-            raise InputError(
-                f"{word} is there twice: give each method once, or other settings, as in ditto:lam=0.1"
-            )
-        rows[word] = {"method": name} | parse_settings(own.split(",") if own else [], f"{name}:")
     numbers = whole_numbers(seeds)
     kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
     context.find_root().obj = kept  # what is said should a signal come
@@ -718,7 +742,7 @@ def claims(
     experiment: str | None = typer.Argument(
         None, help="an experiment, a group of them, or a claim, e.g. B1 [all]"
     ),
-    budget_name: Annotated[str | None, typer.Option(help=BUDGETS_TOLD)] = None,
+    budget_name: Annotated[str | None, typer.Option(help=BUDGETS_HELP)] = None,
     ledger: StoredResults = None,
 ) -> None:
     """Check the papers' claims against the ledger: held, failed or undecided, each with its statistic.
@@ -795,7 +819,7 @@ def ledger_missing(
 def notebooks(
     folder: Path = typer.Argument(
         ...,
-        parser=lambda text: file_name(text.rstrip("/")),
+        parser=folder_name,
         metavar="FOLDER",
         help="folder to copy the chapters to; made if it is not there",
     ),

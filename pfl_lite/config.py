@@ -135,14 +135,14 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "epochs", "eval_every"):
             self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("unseen", "seed", "ft_epochs", "ft_every", "clients_per_batch"):
+        for name in ("unseen", "seed", "patience", "ft_epochs", "ft_every", "clients_per_batch"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         for prefix in ("", "ft_"):
             for name, right, wanted in SGD_BOUNDS:
                 value = getattr(self, prefix + name)
                 self._check(prefix + name, value is None or right(value), wanted)
-        for name in TUNING:
-            idle = getattr(self, name) is None or self.ft_epochs > 0
+        for name in (*TUNING, "ft_factors"):
+            idle = getattr(self, name) in (None, "") or self.ft_epochs > 0
             self._check_beside(name, idle, "left out unless ft_epochs is positive")
         self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
         self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
@@ -154,11 +154,7 @@ class RunConfig:
         self._check_beside(
             "ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive"
         )
-        self._check_beside(
-            "ft_factors", not self.ft_factors or self.ft_epochs > 0, "left out unless ft_epochs is positive"
-        )
         _ = self.tuning_factors
-        self._check("patience", self.patience >= 0, "0 or more")
         looked = self.ft_every if self.ft_epochs else self.eval_every
         wanted = "0, or at least as many rounds as lie between two looks at the scored models"
         self._check_beside(

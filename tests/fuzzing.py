@@ -1129,7 +1129,7 @@ def pages(random: Random) -> Case:
                 title = ElementTree.fromstring(cards.svg("fedavg"))[0].text
             return None if title == name else "another title"
         else:
-            (image,) = BeautifulSoup(Player({name: b"x"}, name, 1, 10)._repr_html_(), "html.parser").find_all(
+            (image,) = BeautifulSoup(Player({name: b"x"}, name, 10)._repr_html_(), "html.parser").find_all(
                 "img"
             )
             return None if image["data-name"] == name else "another name"

@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 import pfl_lite
 from pfl_lite import __version__
-from pfl_lite.cli import app, parse_budget, settings_of_a_run
+from pfl_lite.cli import app, named_method, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
 from pfl_lite.data import exchange
 from pfl_lite.data.images import load
@@ -431,6 +431,30 @@ def test_a_setting_without_a_docstring_is_explained_all_the_same(monkeypatch: py
 
     monkeypatch.setitem(METHODS, "bare", Bare)
     assert "  pull=0.5\n" in explain("bare")
+
+
+def test_a_run_without_any_test_images_says_why_there_is_no_accuracy(tmp_path: Path) -> None:
+    path = tmp_path / "clients.json"
+    path.write_text('{"clients": [{"train": [0, 1]}, {"train": [2, 3]}]}')
+    said = "no client has test images, so that no accuracy is reported"
+    short = ("run", "fedavg", "--model", "linear", "--rounds", "1", "--partition")
+    assert said in call(*short, path).stderr and said not in call(*short, "pairs").stderr
+
+
+def test_every_method_is_known_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pfl_lite.methods")
+    assert [named_method(name) for name in METHODS] == [(name, {}) for name in METHODS]
+
+
+@pytest.mark.slow  # starts Python
+@pytest.mark.parametrize(
+    "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["run", "local", "--data", "digit"],
+              ["run", "local", "--partition", "dirichlet"]],
+)  # fmt: skip
+def test_a_mistyped_name_is_refused_before_torch_is_loaded(words: list[str]) -> None:
+    code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); from pfl_lite.cli import app; app()"
+    result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert result.returncode == 2 and result.stderr.startswith("pfl-lite: ") and result.stdout == "False\n"
 
 
 def test_the_version_is_said() -> None:

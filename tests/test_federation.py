@@ -241,6 +241,12 @@ def test_relabelled_clients_share_no_image() -> None:
             Federation.build(data, [first, replace(second, relabel=bad)])
 
 
+def test_clients_that_train_on_the_same_image_are_told_of() -> None:
+    clients = clients_of(([0], [2], [0]), ([1, 3], [4], [1]), ([3, 5], [2], [2]))
+    with pytest.warns(UserWarning, match="clients 1 and 2 share training images, such as image 3"):
+        Federation.build(pictures(), clients)
+
+
 def test_make_federation_is_load_partition_build() -> None:
     federation = make_federation(
         "digits", "dirichlet:0.4", 8, 3, val_fraction=0.25, size=16, dtype=torch.float64

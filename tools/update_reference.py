@@ -121,11 +121,12 @@ def api_page(intro: str, *, upper: bool) -> str:
 def card_section(card: Card) -> str:
     """One data set: a table of its facts, and what to know about it."""
     numbers = [", ".join(f"{value:.4f}" for value in values) for values in (card.mean, card.std)]
+    cut = f" for training, {card.test_size:,} for testing" if card.test_size else ", split when they are read"
     rows = {
         "Name on the command line": f"`{card.name}`",
         "Source": card.source,
         "License": card.licence,
-        "Images": card.extent,
+        "Images": f"{card.train_size:,}{cut}",
         "Size": f"{card.size} × {card.size} pixels, {'color' if card.channels == 3 else 'gray'}",
         "Classes": str(len(card.classes)),
         "Mean, standard deviation": " and ".join(numbers),

@@ -40,7 +40,6 @@ def read_tables(
     val_fraction: float = 0.2,
     test_fraction: float = 0.2,
     dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
 ) -> Federation:
     """A federation that predicts a number: client i has the rows of the i-th file, and the column `target` is its label.
 
@@ -88,14 +87,11 @@ def read_tables(
     scaled = (np.concatenate([rows for _, rows in tables]) - mean) / std  # [n, d + 1]
     at = header.index(target)
     others = [j for j in range(len(header)) if j != at]
-    rows = torch.as_tensor(scaled[:, others], dtype=dtype, device=device)[:, :, None, None]  # [n, d, 1, 1]
-    labels = torch.as_tensor(scaled[:, at], dtype=dtype, device=device)
+    rows = torch.as_tensor(scaled[:, others], dtype=dtype)[:, :, None, None]  # [n, d, 1, 1]
+    labels = torch.as_tensor(scaled[:, at], dtype=dtype)
     starts = np.cumsum([0, *(len(rows) for _, rows in tables)])
     train, val, test = (
-        [
-            torch.as_tensor(first + cut[split], device=device)
-            for first, cut in zip(starts[:-1], cuts, strict=True)
-        ]
+        [torch.as_tensor(first + cut[split]) for first, cut in zip(starts[:-1], cuts, strict=True)]
         for split in SPLITS
     )
     card = TableCard(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,7 +71,7 @@ class Federation:
         if given, and labels as each client sees them.
 
         Raises InputError for no clients, a size below 1, clients that cannot be (`data.partition.checked`), and for
-        clients that relabel and share an image all the same.
+        clients that relabel and share an image all the same; warns of other clients that share training images.
         """
         if size is not None and size < 1:
             raise InputError(f"the image size must be at least 1 pixel, not {size}")
@@ -78,6 +79,14 @@ class Federation:
         # with tens of thousands of clients this takes a while
         told = tqdm(clients, desc="looking at clients", leave=False, delay=1, disable=None)
         clients = partitions.checked(told, images)
+        rows = np.sort(np.concatenate([client.train for client in clients]))
+        if (twice := rows[1:][rows[1:] == rows[:-1]]).size:
+            both = [str(i) for i, client in enumerate(clients) if twice[0] in client.train]
+            warnings.warn(
+                f"clients {both[0]} and {both[1]} share training images, such as image {twice[0]}: unless that is meant, leave "
+                "each to one of them",
+                stacklevel=2,
+            )
 
         def indices_of(split: str) -> list[Tensor]:
             parts = (getattr(client, split) for client in clients)

@@ -12,8 +12,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,6 @@ class Card:
     how_to_get: str = ""
     note: str = ""
     writers: int = 0
-
-    @property
-    def extent(self) -> str:
-        """How many images there are, in a few words."""
-        cut = (
-            f" for training, {self.test_size:,} for testing"
-            if self.test_size
-            else ", split when they are read"
-        )
-        return f"{self.train_size:,}{cut}"
 
     @property
     def origin(self) -> str:
@@ -438,6 +427,18 @@ def datasets() -> dict[str, Card]:
     return {card.name: card for card in _CARDS} | {name: images.card for name, images in _OWN.items()}
 
 
+def card_of(name: str) -> Card:
+    """The card of one of them; raises InputError for an unknown name."""
+    cards = datasets()
+    if name not in cards:
+        listed = (
+            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
+            "register_images, see *Your own method, your own data*"
+        )
+        raise unknown("data set", name, cards, listed)
+    return cards[name]
+
+
 def register_images(images: Images) -> None:
     """Let `load`, `run(data=...)` and the command line find images of one's own under their name, in this process.
 
@@ -480,20 +481,13 @@ def load(name: str) -> Images:
     base, colon, text = name.partition(":")
     if colon:
         return _sample(load(base), name, _fraction(base, text))
-    cards = datasets()
-    if name not in cards:
-        listed = (
-            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
-            "register_images, see *Your own method, your own data*"
-        )
-        raise unknown("data set", name, cards, listed)
+    card = card_of(name)
     if name in _OWN:
         return _OWN[name]
-    card = cards[name]
     if name == "digits":
         return _images(card, _digits())
     if name in ("glyphs", "glyphs10"):
-        drawn = _glyphs(cards["glyphs"], data_folder() / "glyphs.npz")
+        drawn = _glyphs(card_of("glyphs"), data_folder() / "glyphs.npz")
         if name == "glyphs":
             return drawn
         wanted = (labels < len(glyphs.FIGURES) for labels in (drawn.train_labels, drawn.test_labels))
@@ -611,10 +605,10 @@ def _convert(card: Card, path: Path) -> None:
     if card.name == "femnist":
         _convert_leaf(path)
         return
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)  # torchvision sets none, and some servers are silent
     try:
-        with _timeout(DOWNLOAD_TIMEOUT):
-            arrays = _fetch(card.name, path.parent / "downloads")
-        write_npz(path, arrays)
+        write_npz(path, _fetch(card.name, path.parent / "downloads"))
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -623,6 +617,7 @@ def _convert(card: Card, path: Path) -> None:
             "integer train_labels and test_labels"
         ) from error
     finally:
+        socket.setdefaulttimeout(before)
         with suppress(OSError):  # archives that were fetched stay; an empty folder does not
             (path.parent / "downloads").rmdir()
 
@@ -638,17 +633,6 @@ def _convert_leaf(path: Path) -> None:
             "and integer labels and writers of both"
         )
     write_npz(path, arrays)
-
-
-@contextmanager
-def _timeout(seconds: float) -> Iterator[None]:
-    """Give up on silent servers; torchvision sets no time limit itself."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def _fetch(name: str, folder: Path) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
@@ -45,34 +45,35 @@ class Partitioner(ABC):
     @property
     def spec(self) -> str:
         """The text that `parse` turns back into this partitioner."""
-        values = (getattr(self, field.name) for field in self.written())
-        return ":".join(
-            [self.usage.partition(":")[0], *(_text(value) for value in values if value is not None)]
-        )
+        values = (getattr(self, name) for name in self.kinds())
+        return ":".join([self.word(), *(_text(value) for value in values if value is not None)])
 
     @classmethod
-    def written(cls) -> list[Field[Any]]:
-        """The fields that stand between the colons of a spec, in order."""
-        return [field for field in fields(cls) if _kind(field) is not None]  # type: ignore[arg-type]
+    def word(cls) -> str:
+        """The word with which a spec begins."""
+        return cls.usage.partition(":")[0]
+
+    @classmethod
+    def kinds(cls) -> dict[str, type]:
+        """The kinds of the numbers that stand between the colons of a spec, in order, by the names of their fields."""
+        known: dict[Any, type] = {int: int, float: float, int | None: int}
+        return {name: known[hint] for name, hint in get_type_hints(cls).items() if hint in known}
 
     @classmethod
     def from_texts(cls, texts: list[str]) -> Self:
         """Build the partitioner from the texts between the colons of a spec; raises InputError."""
-        wanted = cls.written()
-        optional = sum(field.default is None for field in wanted)
-        if not len(wanted) - optional <= len(texts) <= len(wanted):
-            name = cls.usage.partition(":")[0]
-            raise InputError(f"partition '{':'.join([name, *texts])}' is not of the form {cls.usage}")
-        return cls(*(cls._number(field, text) for field, text in zip(wanted, texts, strict=False)))
-
-    @classmethod
-    def _number(cls, field: Field[Any], text: str) -> float:
-        whole = _kind(field) is int
-        words = "a whole number" if whole else "a number"
-        try:
-            return int(text) if whole else float(text)
-        except ValueError:
-            raise InputError(f"'{text}' is not {words} (the partition is written {cls.usage})") from None
+        kinds = cls.kinds()
+        optional = sum(field.default is None for field in fields(cls) if field.name in kinds)  # type: ignore[arg-type]
+        if not len(kinds) - optional <= len(texts) <= len(kinds):
+            raise InputError(f"partition '{':'.join([cls.word(), *texts])}' is not of the form {cls.usage}")
+        values = []
+        for kind, text in zip(kinds.values(), texts, strict=False):
+            try:
+                values.append(kind(text))
+            except ValueError:
+                words = "a whole number" if kind is int else "a number"
+                raise InputError(f"'{text}' is not {words} (the partition is written {cls.usage})") from None
+        return cls(*values)
 
     @abstractmethod
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -472,24 +473,12 @@ class Writers(Partitioner):
         return shares
 
 
-def _kind(field: Field[Any]) -> type | None:
-    """Of what kind the number of a field is, given as a type or, under `annotations`, as its text; None for anything else."""
-    words = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-    return {"int": int, "float": float, "int | None": int}.get(words)
-
-
 PARTITIONERS: dict[str, type[Partitioner]] = {
-    "iid": Iid,
-    "pairs": Pairs,
-    "classes": Classes,
-    "dirichlet": Dirichlet,
-    "dirichlet_rounded": DirichletRounded,
-    "shares": ClassShares,
-    "groups": LabelGroups,
-    "pachinko": Pachinko,
-    "blocks": Blocks,
-    "concept": Concept,
-    "writers": Writers,
+    recipe.word(): recipe
+    for recipe in (
+        *(Iid, Pairs, Classes, Dirichlet, DirichletRounded, ClassShares, LabelGroups, Pachinko),
+        *(Blocks, Concept, Writers),
+    )
 }
 
 

@@ -289,9 +289,9 @@ class Vmap(Mapping):
                 answers = limit.attempt(len(places), compute)
                 if answers is not None:
                     done.append((places, answers))
+                    self.images_trained += work.images_trained
                     self.images_computed += work.images_computed
                     continue
-                work.trained.clear()  # it will be done again
                 if len(places) == 1:
                     raise InputError(
                         "one client alone does not fit into the GPU's memory: take a smaller batch_size or network"

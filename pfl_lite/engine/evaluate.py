@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,18 +28,17 @@ class Scorer:
         self.network, self.federation = map.network, map.federation
         self.everyone = torch.arange(len(self.federation), device=map.device)
 
-    def scored(self, server: Params, model: Params) -> Params:
-        """The model that is scored: the client's own, or the global one where it has none."""
-        found = model or self.method.global_model(server)
-        assert found is not None
-        return found
+    def rule(self, server: Params, model: Params) -> Callable[[Tensor], Tensor]:
+        """What predicts: the client's own model, or the global one where it has none."""
+        scored = model or self.method.global_model(server)
+        assert scored is not None
+        return partial(self.method.predict, self.network, scored)
 
     def sums(self, server: Params, models: Params, split: str, round: int) -> tuple[np.ndarray, np.ndarray]:
         """Summed scores and losses [N] of one model a client [N, ...] ({}: the global one) on the images of a split (`score`)."""
 
         def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
-            scored = self.scored(server, model)
-            return (score(lambda x: self.method.predict(self.network, scored, x), work, split),)
+            return (score(self.rule(server, model), work, split),)
 
         found = self.map(one, server, models, self.everyone, round, self.settings)[0]
         return found["correct"].cpu().numpy(), found["loss"].cpu().numpy()
@@ -48,12 +48,8 @@ class Scorer:
         data = self.federation
 
         def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
-            scored = self.scored(server, model)
-
-            def predict(x: Tensor) -> Tensor:
-                return self.method.predict(self.network, scored, x)
-
-            return ({"right": right_by_class(predict, data.test_images, data.test_labels, data.classes)},)
+            rule = self.rule(server, model)
+            return ({"right": right_by_class(rule, data.test_images, data.test_labels, data.classes)},)
 
         ids = self.everyone if models else self.everyone[:1]  # the global model once
         right = self.map(one, server, models, ids, round, self.settings)[0]["right"].cpu().numpy()

@@ -11,7 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,15 +115,8 @@ class ClientLimit:
         return answer
 
 
-class Recorder(Protocol):
-    """Records work on tensors that stay in place, without doing it."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What does the work again; RuntimeError where it cannot be recorded."""
-
-
 class Graphs:
-    """Records as CUDA graphs: all kernels of the work start together, and Python is not asked again.
+    """Records work on tensors that stay in place as CUDA graphs: all kernels start together, and Python is not asked again.
 
     What is recorded must have run before on the current stream, which must not be the default one, so that libraries have settled
     their plans. It may neither wait for the GPU nor copy from or to the host. All graphs share memory: only the newest may run.
@@ -133,8 +126,10 @@ class Graphs:
     newest: torch.cuda.CUDAGraph | None = None  # kept, because a pool lives as long as one of its graphs
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The replay of a new graph. `torch.cuda.graph` would empty the allocator's cache for every recording, here memory must
-        be short first: while it records, the allocator gives back nothing of what it keeps.
+        """The replay of a new graph; RuntimeError where the work cannot be recorded.
+
+        `torch.cuda.graph` would empty the allocator's cache for every recording, here memory must be short first: while it
+        records, the allocator gives back nothing of what it keeps.
         """
         try:
             return self.captured(work)
@@ -161,8 +156,8 @@ class Graphs:
 class Replay:
     """The loop over mini-batches as one recorded step, done again and again; by Python where recording fails."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder: Recorder | None = recorder
+    def __init__(self, recorder: Graphs) -> None:
+        self.recorder: Graphs | None = recorder
 
     def wants(self, steps: int) -> bool:
         """Whether a loop of so many steps is to be recorded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,12 +103,7 @@ class LocalWork(Work):
         self.network, self.federation, self.settings = network, federation, settings
         self.seed, self.round, self.ids = seed, round, ids
         self.lr: float | Tensor = settings.lr
-        self.trained: Counter[int] = Counter()  # images, by client
-
-    @property
-    def images_trained(self) -> int:
-        """By all of `ids`."""
-        return self.trained.total()
+        self.images_trained = 0  # by all of `ids`
 
     @property
     def id(self) -> int | Tensor:
@@ -172,7 +166,7 @@ class LocalWork(Work):
             order = epoch_orders(self.seed, self.round, i, phase, len(kept), epochs)
             order = order[:, : self.used(len(kept))]
             orders.append(order if part == "all" else kept[order])
-            self.trained[i] += order.size
+            self.images_trained += order.size
         return orders
 
     def stored(self, split: str) -> tuple[Tensor, Tensor, list[Tensor]]:

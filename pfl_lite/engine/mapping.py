@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ class Mapping:
     """Applies a per-client function `(server, client, work) -> dicts of tensors` to some clients of one round."""
 
     work: type[LocalWork]
-    told: Callable[[int, int], object] | None = None
+    progress: Callable[[int, int], object] | None = None
     """Is told after each client how many are done, and of how many: by the loop alone, and where several processes share out the
     clients, of those of the first one."""
 
@@ -44,17 +45,10 @@ class Mapping:
         settings: LocalSettings,
     ) -> tuple[Params, ...]:
         """The function's answers, each tensor stacked over `ids` [S] -> [S, ...]."""
-        works: list[LocalWork] = []
-
-        def work_for(ids: list[int]) -> LocalWork:
-            works.append(self.work_of(settings, round, ids))
-            return works[-1]
-
+        work_for = partial(self.work_of, settings, round)
         # gradients are taken where local SGD asks for them
         with torch.no_grad(), self.driver.products(tf32=self.execution.tf32):
-            answers = self.stacked(function, server, clients, ids.tolist(), work_for)
-        self.images_trained += sum(work.images_trained for work in works)
-        return answers
+            return self.stacked(function, server, clients, ids.tolist(), work_for)
 
     def work_of(self, settings: LocalSettings, round: int, ids: list[int]) -> LocalWork:
         """The work of one or of several clients in a round."""
@@ -63,7 +57,7 @@ class Mapping:
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
-        """What `__call__` answers; `work_for` makes the work of one or of several clients."""
+        """What `__call__` answers, with the images counted that clients train on; `work_for` makes the work of some of them."""
         raise NotImplementedError
 
 
@@ -77,9 +71,11 @@ class Loop(Mapping):
     ) -> tuple[Params, ...]:
         answers = []
         for i in ids:
-            answers.append(function(server, {name: rows[i] for name, rows in clients.items()}, work_for([i])))
-            if self.told is not None:
-                self.told(len(answers), len(ids))
+            work = work_for([i])
+            answers.append(function(server, {name: rows[i] for name, rows in clients.items()}, work))
+            self.images_trained += work.images_trained
+            if self.progress is not None:
+                self.progress(len(answers), len(ids))
         return tuple(
             {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
             for parts in zip(*answers, strict=True)

@@ -20,7 +20,6 @@ import torch
 
 from pfl_lite.config import ExecutionSettings, RunConfig
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.local_training import LocalWork
 from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Sequential
@@ -59,37 +58,31 @@ class Forked(Loop):
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor
     ) -> tuple[Params, ...]:
+        # tensors of their own, no views of larger ones
+        loop = partial(super().stacked, function, server, clients, work_for=work_for)
         started = time.perf_counter()
         if self.seconds.get(function.__code__, WORTH_SECONDS) < WORTH_SECONDS or len(ids) == 1:
             with one_thread():  # as where it is shared out: the last bits depend on it
-                answered = super().stacked(function, server, clients, ids, work_for)
+                answered = loop(ids)
             self.seconds[function.__code__] = time.perf_counter() - started
             return answered
         sizes = self.federation.train_sizes.tolist()
         dealt = shares(ids, sizes, self.workers)
         # this process neither has to be forked nor to hand anything over: the longest share is its own
         first, *others = sorted(dealt, key=lambda share: -sum(sizes[i] for i in share))
-        # tensors of their own, no views of larger ones
-        loop = partial(super().stacked, function, server, clients)
 
         def found(share: list[int]) -> tuple[tuple[Params, ...], int]:
-            self.told = (
-                None  # in the child, which would say the same of its share, under a lock that may stay held
-            )
-            works: list[LocalWork] = []
-
-            def counted(ids: list[int]) -> LocalWork:
-                works.append(work_for(ids))
-                return works[-1]
-
-            return loop(share, counted), sum(work.images_trained for work in works)
+            # in the child, which would say the same of its share, under a lock that may stay held
+            self.progress = None
+            before = self.images_trained
+            return loop(share), self.images_trained - before
 
         team: list[Child] = []
         with one_thread():
             try:
                 team.extend(Child(partial(found, share)) for share in others)
                 begun = time.perf_counter()
-                done = [(first, loop(first, work_for))]
+                done = [(first, loop(first))]
                 own = time.perf_counter() - begun
                 for share, one in zip(others, team, strict=True):
                     theirs, images = one.answer()
@@ -114,7 +107,11 @@ class Child:
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
-        self.memory = nameless_file()
+        # in memory if this Python can: conda's is built for a system that could not
+        if hasattr(os, "memfd_create"):
+            self.memory = os.memfd_create("answer")
+        else:
+            self.memory = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
         self.page = f"/proc/self/fd/{self.memory}"
         fork = multiprocessing.get_context("fork")
         self.process = fork.Process(target=self.work, args=(compute,), daemon=True)
@@ -149,13 +146,6 @@ class Child:
         self.process.join()
         self.process.close()
         os.close(self.memory)
-
-
-def nameless_file() -> int:
-    """A new file that no folder lists, in memory if this Python can: conda's is built for a system that could not."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("answer")
-    return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR, 0o600)
 
 
 def as_sent(error: Exception) -> Exception:
@@ -205,14 +195,16 @@ def over_processes(workers: int, config: RunConfig) -> Callable[..., Mapping] | 
     """
     config = config.resolved()
     check_workers(workers)
-    if workers > 1 and config.device == "cuda":  # first, as its engine is another by itself
+    if workers == 1:
+        return None
+    if config.device == "cuda":  # first, as its engine is another by itself
         raise InputError(
             f"{workers} workers share out the cores of a processor: use --device cpu, or one worker"
         )
-    if workers > 1 and config.engine != "loop":
+    if config.engine != "loop":
         raise InputError(
             f"{workers} workers share out the engine loop, not {config.engine}: use --engine loop"
         )
-    if workers > 1 and isinstance(config.method, Sequential) and config.method.in_turns:
+    if isinstance(config.method, Sequential) and config.method.in_turns:
         raise InputError(f"clients of {config.method.name} hand on to one another here: use one worker")
-    return partial(Forked, workers=workers) if workers > 1 else None
+    return partial(Forked, workers=workers)

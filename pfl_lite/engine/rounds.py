@@ -110,14 +110,15 @@ class Rounds(Part):
         *,
         mapping: Callable[..., Mapping] | None = None,
     ) -> None:
-        known = {} if federation is None else described(federation)
-        if federation is not None and config.device == "auto":
-            config = replace(config, device=federation.images.device.type)
-        config = config.resolved(None if federation is None else federation.size)
-        if federation is not None:
+        if federation is None:
+            config = config.resolved()
+        else:
+            known = described(federation)
+            if config.device == "auto":
+                config = replace(config, device=federation.images.device.type)
+            config = config.resolved(federation.size)
             unsaid = {name for name in MADE if getattr(config, name) == getattr(RunConfig, name)}
-            its = {name: value for name, value in known.items() if name in unsaid}
-            config = replace(config, **its)
+            config = replace(config, **{name: value for name, value in known.items() if name in unsaid})
         advice = config.method.advise(config)  # was given where the configuration was made
         if federation is None:
             federation = make_federation(

@@ -57,6 +57,7 @@ class Simulation(Rounds):
         self.trained_on, self.seconds = device_name(self.config.device), 0.0
         self._tuned: Params | None = None  # of this round
         self._exploded = False
+        self.scorer = Scorer(self.method, self.map, self.settings)
         sizes = {
             f"{split}_sizes": getattr(self.federation, f"{split}_sizes").tolist()
             for split in ("train", "val", "test")
@@ -71,18 +72,18 @@ class Simulation(Rounds):
         """`Rounds.advance`, with a warning the first time that a client's weights are lost."""
         self._tuned = None
         entry = super().advance()
-        if "diverged" in entry and self.diverged_in is None:
-            self.warn_of(entry["diverged"])
+        if (lost := entry.get("diverged")) and self.diverged_in is None:
+            who = (
+                f"client {lost[0]}"
+                if len(lost) == 1
+                else f"{len(lost)} clients, {lost[0]} the first of them,"
+            )
+            warnings.warn(
+                f"{self.method.name} diverged: after round {self.round} {who} had weights that are not finite numbers; "
+                f"try a learning rate below {self.config.lr:g}{' or fewer local epochs' * (self.config.epochs > 1)}",
+                stacklevel=3,
+            )
         return entry
-
-    def warn_of(self, lost: list[int]) -> None:
-        """Say which clients this round has left with weights that are no finite numbers, and what may help."""
-        who = f"client {lost[0]}" if len(lost) == 1 else f"{len(lost)} clients, {lost[0]} the first of them,"
-        warnings.warn(
-            f"{self.method.name} diverged: after round {self.round} {who} had weights that are not finite numbers; "
-            f"try a learning rate below {self.config.lr:g}{' or fewer local epochs' * (self.config.epochs > 1)}",
-            stacklevel=4,
-        )
 
     @property
     def diverged_in(self) -> int | None:
@@ -104,11 +105,6 @@ class Simulation(Rounds):
         return entry
 
     # ---- looking, without touching --------------------------------------------------------------------------------
-
-    @property
-    def scorer(self) -> Scorer:
-        """What scores models by the method's rule, on all clients."""
-        return Scorer(self.method, self.map, self.settings)
 
     def evaluate(self) -> dict[str, Any]:
         """Scores of the method's own models as they stand, as an entry of the history holds them; nothing is kept."""

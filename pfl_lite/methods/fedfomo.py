@@ -111,11 +111,9 @@ class FedFomo(Newcomers):
         for place in range(asked.shape[1]):  # scores[:, 0] is the own model's
             score = torch.where(asked[:, place] >= 0, uploads["scores"][:, place + 1], 0.0)
             affinity[ids, asked[:, place].clamp_min(0)] += score.to(affinity)
-        models = {
-            name: server[name].index_copy(0, ids, uploads[name.removeprefix("model/")])
-            for name in pack("model", unpack("model", server))
-        }
-        return models | {"affinity": affinity, "candidates": self.choose(affinity, round)}
+        models = {name: w.index_copy(0, ids, uploads[name]) for name, w in unpack("model", server).items()}
+        candidates = self.choose(affinity, round)
+        return pack("model", models) | {"affinity": affinity, "candidates": candidates}
 
     def choose(self, affinity: Tensor, round: Round) -> Tensor:
         """Every client's candidates [N, M - 1] for the next round, of those who uploaded in this one; -1: no client."""

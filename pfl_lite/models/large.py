@@ -48,7 +48,6 @@ class VGG16(Parts):
         return F.relu(self.fc2(self.dropout2(a)))
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
         return self.fc3(self.hidden(a))
 
 
@@ -77,7 +76,6 @@ class FemnistCNN(Parts):
         return F.relu(self.fc1(a))
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
         return self.fc2(self.hidden(a))
 
 
@@ -106,7 +104,6 @@ class MobileNetV2(Parts):
         return self.dropout(a)
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
         return self.fc(self.hidden(a))
 
 
@@ -153,5 +150,4 @@ class DeepMLP(Parts):
         return a
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] of pixels [b, d]."""
         return list(self.children())[-1](self.hidden(a))

@@ -35,5 +35,4 @@ class LeNet(Parts):
         return F.relu(self.fc2(F.relu(self.fc1(a))))
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
         return self.fc3(self.hidden(a))

@@ -16,7 +16,6 @@ class Linear(Parts):
         self.fc = nn.Linear(channels * size * size, classes)
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] of pixels [b, d]."""
         return self.fc(a)
 
 
@@ -33,7 +32,6 @@ class MLP(Parts):
         return F.relu(self.fc1(a))
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] of pixels [b, d]."""
         return self.fc2(self.hidden(a))
 
 
@@ -58,5 +56,4 @@ class SmallCNN(Parts):
         return F.relu(self.fc1(a))
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
         return self.fc2(self.hidden(a))

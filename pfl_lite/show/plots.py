@@ -380,8 +380,8 @@ def _marker(method: str) -> str:
 class Player:
     """An animation as one piece of HTML: pictures, controls and script; it needs no kernel and no network."""
 
-    def __init__(self, frames: Mapping[str, bytes], alt: str, seconds: float, width: int) -> None:
-        self.frames, self.alt, self.seconds, self.width = frames, alt, seconds, width
+    def __init__(self, frames: Mapping[str, bytes], alt: str, width: int) -> None:
+        self.frames, self.alt, self.width = frames, alt, width
 
     def _repr_html_(self) -> str:
         folder = resources.files("pfl_lite") / "static"
@@ -394,7 +394,7 @@ class Player:
         )
         return (
             f'<div class="pfl-player" role="group" aria-label="{escape(self.alt)}" '
-            f'data-interval="{1000 * self.seconds:.0f}">\n{pictures}\n<div class="controls" hidden>'
+            f'data-interval="600">\n{pictures}\n<div class="controls" hidden>'
             '<button type="button">Back</button><button type="button">Play</button><button type="button">Next</button>'
             f'<input type="range" min="0" max="{last}" value="{last}" aria-label="frame"><output></output></div></div>\n'
             f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
@@ -407,7 +407,6 @@ def animate(
     frames: Mapping[str, Any] | Sequence[Any],
     *,
     alt: str,
-    seconds: float = 0.6,
     colors: int = 64,
     dots: int = SHARP,
 ) -> Player:
@@ -418,7 +417,6 @@ def animate(
         draw: called with every frame's value in turn.
         frames: names that stand beside the slider (`round 3`) and values; a sequence of numbers means rounds.
         alt: what the animation shows, in words.
-        seconds: how long a frame stays.
         colors: of each picture; few make it small.
         dots: drawn for each dot of the page, both ways; 1 makes it smaller still, and less sharp.
 
@@ -433,7 +431,7 @@ def animate(
         draw(value)
         pictures[name], width = _png(figure, colors, dots)
     plt.close(figure)
-    return Player(pictures, alt, seconds, width)
+    return Player(pictures, alt, width)
 
 
 def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:
