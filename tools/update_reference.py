@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import generated
 
+from pfl_lite import _HOMES
 from pfl_lite.data.images import Card, datasets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +25,9 @@ ROOMS = [
     (
         "models",
         "Networks",
-        "Plain networks, parameters in the open, and the branches that pFedMB makes of their layers.",
+        "Plain networks, parameters in the open, and the branches that pFedMB makes of their layers.\n\n"
+        # they stand in the package itself, which is no module of the list below
+        "```{eval-rst}\n.. autofunction:: pfl_lite.models.make_network\n.. autofunction:: pfl_lite.models.register\n```",
         ["network"],
     ),
     (
@@ -43,7 +46,7 @@ ROOMS = [
     (
         "papers",
         "Papers",
-        "One file a paper: its tables and figures as data, and what it says as functions of runs or of its own numbers.",
+        "One file per paper: its tables and figures as data, and what it says as functions of runs or of its own numbers.",
         ["pfedmb", "fedmn", "pflmoe", "scenarios"],
     ),
     (
@@ -78,23 +81,69 @@ Papers, results, what is shown, and what a person touches; the rooms below them 
 API_LEAD = """\
 # The package, room by room
 
-`pfl_lite` is small enough to be read from the ground floor up. Arrows point down only: data and models know
+## The names that you need first
+
+Most programs get by with these. Write `from pfl_lite import run`, and so on.
+
+{first}
+
+A method of your own extends `Method` of `pfl_lite.methods.base`; [Your own method, your own data](your-own) shows how.
+
+## The rooms, from the ground up
+
+`pfl_lite` is small enough to be read from the ground floor up. Every room uses only the rooms below it: data and models know
 nothing above them; a method knows models; the engine knows the interface of a method, never one method by name;
 papers know the engine's words, results know papers, what is shown knows results, and the command line is
-the roof. Each entry links to its source.
+the roof. Papers and everything above them are on [the next page](api-experiments). Each entry links to its source.
 """
 
 DATASETS_LEAD = """\
 # Data sets
 
-You need no download and no network for three of these data sets: one comes with scikit-learn, and the package draws the
-other two. Every teaching chapter runs on them. Each of the others is downloaded once through torchvision and converted to
-one `.npz` file. (FEMNIST is made from the files that LEAF's scripts write.) The package looks for these files in the folder
-`$PFL_LITE_DATA`, which is `~/.cache/pfl_lite` unless you set it. If a file is there already, nothing is downloaded. On the
-command line, `pfl-lite datasets` prints the list, and `NAME:0.1` means a random tenth of a data set, always the same one.
+**Which images should you start with?** With `digits` a run takes seconds. With `glyphs` clients can differ in their
+handwriting. The papers' tables need CIFAR-10, CIFAR-100, Fashion-MNIST or EMNIST. Every teaching chapter runs on the first
+three data sets, which need no download.
 
-The repository contains no image of any data set.
+{overview}
+
+On the command line, `pfl-lite datasets` prints this list, and `NAME:0.1` means a random tenth of a data set, always the
+same one.
+
+The repository contains no image of any data set. A data set that is downloaded is converted to one `.npz` file in the data
+folder, which is `$PFL_LITE_DATA`, or `~/.cache/pfl_lite` if that is not set. If the file is there already, nothing is
+downloaded. So on a machine without a network, you can put it there yourself: it holds `train_images` and `test_images`
+(`uint8`), and `train_labels` and `test_labels` (integers). Such a file may have the images of a class in another order than
+the published archives, or another split into training and test images. The same seed then gives a client other images, but
+as many of each class.
+
+To train on images of your own instead, see [Your own method, your own data](sec-own-data).
 """
+
+
+# what a newcomer imports from `pfl_lite` itself, and what for
+FIRST = {
+    "run": "train one method once; what it returns holds the history and the models",
+    "compare": "train several methods with several seeds, and tell how far they are apart",
+    "make_federation": "deal a data set out to clients",
+    "Federation": "make clients of your own lists or torch data sets",
+    "Images Card": "bring your own images",
+    "make_network register": "build a network by its name; give your own network a name",
+    "load_model": "read a saved model as a torch module",
+    "Simulation make_config": "play the rounds one by one",
+    "Ledger table verdicts": "read the stored results of the reproductions",
+}
+
+
+def first_names() -> str:
+    """These names as a table, each with a link to its entry."""
+    lines = ["| Name | What it is for |", "|---|---|"]
+    for names, purpose in FIRST.items():
+        links = []
+        for name in names.split():
+            role = "class" if name[0].isupper() else "func"
+            links.append(f"{{py:{role}}}`{name} <pfl_lite.{_HOMES[name].replace(':', '.')}>`")
+        lines.append(f"| {', '.join(links)} | {purpose} |")
+    return "\n".join(lines)
 
 
 def modules(folder: str, first: list[str]) -> list[str]:
@@ -136,13 +185,25 @@ def card_section(card: Card) -> str:
     return f"## {card.title}\n\n| | |\n|---|---|\n{table}\n\n{card.note}\n"
 
 
+def overview(cards: Iterable[Card]) -> str:
+    """All data sets in one table, so that a reader can choose without reading every section."""
+    lines = ["| Name | Images | Classes | Pixels | Where it comes from |", "|---|---|---|---|---|"]
+    for card in cards:
+        color = "color" if card.channels == 3 else "gray"
+        many = f"{card.train_size + card.test_size:,}"
+        pixels = f"{card.size} × {card.size}, {color}"
+        lines.append(f"| `{card.name}` | {many} | {len(card.classes)} | {pixels} | {card.origin} |")
+    return "\n".join(lines)
+
+
 def datasets_page() -> str:
     """The page of the data sets."""
-    return "\n".join([DATASETS_LEAD, *map(card_section, datasets().values())])
+    cards = datasets().values()
+    return "\n".join([DATASETS_LEAD.format(overview=overview(cards)), *map(card_section, cards)])
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "api.md": partial(api_page, API_LEAD, upper=False),
+    "api.md": partial(api_page, API_LEAD.format(first=first_names()), upper=False),
     "api-experiments.md": partial(api_page, UPPER_LEAD, upper=True),
     "datasets.md": datasets_page,
 }

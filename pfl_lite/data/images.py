@@ -252,16 +252,9 @@ def _check_card(what: str, images: np.ndarray, card: Card) -> None:
 
 _EMBEDDED = "Nothing to do: it is made on this machine, without a network."
 _TORCHVISION = (
-    "It is downloaded through torchvision at the first use and kept as {name}.npz in the data folder "
-    "($PFL_LITE_DATA, or ~/.cache/pfl_lite if that is not set). Or make such a file yourself: it holds train_images "
-    "and test_images (uint8), and train_labels and test_labels (integers)."
+    "Nothing to do on a machine with a network: torchvision downloads it at the first use, and it is kept as {name}.npz "
+    "in the data folder."
 )
-_ORDER = (
-    "A file that you make yourself may have the images of a class in another order than the published archives "
-    "(or split training from test images in another way). The same seed then gives a client other images, but as "
-    "many of each class."
-)
-
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
@@ -339,7 +332,7 @@ _CARDS = (
         mean=(0.1307,),
         std=(0.3081,),
         how_to_get=_TORCHVISION.format(name="fashion_mnist"),
-        note=f"The mean and the standard deviation are those of MNIST, which the PFL-MoE code uses. {_ORDER}",
+        note="The mean and the standard deviation are those of MNIST, which the PFL-MoE code uses.",
     ),
     Card(
         name="cifar10",
@@ -354,7 +347,7 @@ _CARDS = (
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
         how_to_get=_TORCHVISION.format(name="cifar10"),
-        note=_ORDER,
+        note="Photographs of ten kinds of things. All three papers that the book repeats use them.",
     ),
     Card(
         name="cifar100",
@@ -369,7 +362,7 @@ _CARDS = (
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
         how_to_get=_TORCHVISION.format(name="cifar100"),
-        note=_ORDER,
+        note="As many photographs as in CIFAR-10, but of a hundred kinds of things, which form twenty groups.",
     ),
     Card(
         name="emnist",
