@@ -221,7 +221,7 @@ CARDS: dict[str, Card] = {
     "pfedhn": Card(
         WRITTEN, "generated-models", "A network at the server writes each office's network.",
         (fixed("hypernetwork"), own("embeddings")), (sent("own model"),), "own model", "its change",
-        learns="the writer, and an embedding per office", when="as it is written",
+        learns="a hypernetwork; an embedding per office", when="when it is generated",
         knob="size of the embedding", cost="1 model down, 1 up; work at the server",
     ),
     "fedmn": Card(
