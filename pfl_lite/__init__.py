@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pfl_lite.data.partition import ClientIndices
     from pfl_lite.engine.report import load_model
     from pfl_lite.engine.simulation import Simulation, run
-    from pfl_lite.models import make_network, register
+    from pfl_lite.models.registry import make_network, register
     from pfl_lite.papers import get_experiment
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.results.tables import table
@@ -39,10 +39,10 @@ _HOMES = {
     "load_model": "engine.report:load_model",
     "make_config": "config:make_config",
     "make_federation": "data.federation:make_federation",
-    "make_network": "models:make_network",
+    "make_network": "models.registry:make_network",
     "methods": "methods",
     "plots": "show.plots",
-    "register": "models:register",
+    "register": "models.registry:register",
     "run": "engine.simulation:run",
     "table": "results.tables:table",
     "verdicts": "results.verdicts:claims",

@@ -275,7 +275,7 @@ def test_a_network_may_be_cut_before_a_stage_of_it(monkeypatch: pytest.MonkeyPat
         def forward(self, x: Tensor) -> Tensor:
             return self.one_more(self.one(x.flatten(1)))
 
-    monkeypatch.setattr("pfl_lite.models.NETWORKS", {**NETWORKS})  # it is this test's alone
+    monkeypatch.setattr("pfl_lite.models.registry.NETWORKS", {**NETWORKS})  # it is this test's alone
     register("staged", Staged, "two stages")
     network = make_network("staged", 1, 8, 10)
     assert (

@@ -248,7 +248,7 @@ class Headless(nn.Module):
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pfl_lite.models.NETWORKS", known := dict(NETWORKS))
+    monkeypatch.setattr("pfl_lite.models.registry.NETWORKS", known := dict(NETWORKS))
     monkeypatch.setattr("pfl_lite.engine.rounds.NETWORKS", known)
     register("plain", Plain, "a small one")
     register("deeper", Deeper)

@@ -25,10 +25,8 @@ ROOMS = [
     (
         "models",
         "Networks",
-        "Plain networks, parameters in the open, and the branches that pFedMB makes of their layers.\n\n"
-        # they stand in the package itself, which is no module of the list below
-        "```{eval-rst}\n.. autofunction:: pfl_lite.models.make_network\n.. autofunction:: pfl_lite.models.register\n```",
-        ["network"],
+        "Plain networks, parameters in the open, and the branches that pFedMB makes of their layers.",
+        ["registry", "network"],
     ),
     (
         "methods",
