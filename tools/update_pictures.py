@@ -82,8 +82,8 @@ def cell(chapter: str) -> str:
     methods = [method for method, card in CARDS.items() if card.chapter == chapter]
     shown = image(methods[0]) if len(methods) == 1 else grid(methods)
     return (
-        f"{shown}\n\n*On a card, hatched parts travel in every round, blue parts are shared, and parts in an office's color "
-        "are its own. All methods side by side: [the map](map-of-methods).*"
+        f"{shown}\n\n*Hatched: travels in every round. Blue: shared. An office's color: its own. "
+        "[All methods side by side](map-of-methods).*"
     )
 
 
