@@ -4,7 +4,8 @@ Jupyter Book puts Thebe's scripts on every page, twice, although Thebe is off: t
 first again, an error in the browser. And sphinx-exercise tells Sphinx how the page of the whole book shows an exercise,
 whereupon Sphinx forgets how that page shows what the other extensions have added.
 
-It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these.
+It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these. And it says what a
+fold holds: MyST-NB has one prompt for folded code and folded output.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from playgrounds import playground
 from sphinx.application import Sphinx
 
+FOLDED_OUTPUT = re.compile(r'<details class="admonition hide below-input">.*?</summary>', re.DOTALL)
 PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 
 
@@ -40,9 +42,16 @@ def with_playground(_app: Sphinx, _page: str, source: list[str]) -> None:
     source[0] = PLAY.sub(lambda found: f"````{{raw}} html\n{playground(found[1])}\n````", source[0])
 
 
+def with_prompts(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Let a fold below code offer the output that it hides, not the code that stands above it."""
+    if body := context.get("body"):
+        context["body"] = FOLDED_OUTPUT.sub(lambda fold: fold[0].replace(" code</p>", " output</p>"), body)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
     app.connect("builder-inited", whole_book)
     app.connect("source-read", with_playground)
     app.connect("html-page-context", without_thebe, priority=100)
+    app.connect("html-page-context", with_prompts)
     return {"parallel_read_safe": True}
