@@ -1,7 +1,7 @@
 // A picture wider than a phone is shown whole; a tap shows it at reading size, to be scrolled, and a second tap whole again.
 document.addEventListener("DOMContentLoaded", () => {
-  if (!window.matchMedia("(max-width: 576px)").matches) return;
-  for (const image of document.querySelectorAll(".bd-article figure img")) {
+  const which = window.matchMedia("(max-width: 576px)").matches ? "img" : 'img[src*="map-of-methods"]'; // small on any screen
+  for (const image of document.querySelectorAll(`.bd-article figure ${which}`)) {
     const turn = () => image.closest("figure").classList.toggle("large");
     image.tabIndex = 0;
     image.setAttribute("role", "button");
