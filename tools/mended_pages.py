@@ -4,17 +4,25 @@ Jupyter Book puts Thebe's scripts on every page, twice, although Thebe is off: t
 first again, an error in the browser. And sphinx-exercise tells Sphinx how the page of the whole book shows an exercise,
 whereupon Sphinx forgets how that page shows what the other extensions have added.
 
-It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these.
+It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these. And it says what a
+fold holds: MyST-NB has one prompt for folded code and folded output. And figures that were drawn small, to keep the notebooks
+small, are shown larger: their files have two dots for each dot of a page.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from PIL import Image
 from playgrounds import playground
 from sphinx.application import Sphinx
 
+FOLDED_OUTPUT = re.compile(r'<details class="admonition hide below-input">.*?</summary>', re.DOTALL)
+COLUMN, TALL = 744, 480  # pixels: the column of a small laptop, and a height that leaves room for the caption
+LARGER = 1.4  # at most, for a figure with two dots per dot
 PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 
 
@@ -35,9 +43,34 @@ def whole_book(app: Sphinx) -> None:
     handlers["singlehtml"] = handlers.get("html", {}) | handlers.get("singlehtml", {})
 
 
+def enlarged(width: int, height: float) -> int:
+    """The width at which a page shows a figure: as large as column and screen allow, and never smaller than drawn."""
+    return round(width * max(1, min(LARGER, COLUMN / width, TALL / height)))
+
+
+def with_larger_figures(app: Sphinx, doctree: nodes.document, _page: str) -> None:
+    """Show small figures larger on the site; the printed course keeps its pages."""
+    if app.builder.name != "html":
+        return
+    for image in doctree.findall(nodes.image):
+        found = re.fullmatch(r"(\d+)(px)?", str(image.get("width", "")))
+        if not found or not image["uri"].endswith(".png"):
+            continue
+        with Image.open(Path(app.srcdir, image["uri"])) as picture:
+            wide, high = picture.size
+        width = int(found[1])
+        image["width"] = f"{enlarged(width, width * high / wide)}px"
+
+
 def with_playground(_app: Sphinx, _page: str, source: list[str]) -> None:
     """Put a playground where a page names one."""
     source[0] = PLAY.sub(lambda found: f"````{{raw}} html\n{playground(found[1])}\n````", source[0])
+
+
+def with_prompts(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Let a fold below code offer the output that it hides, not the code that stands above it."""
+    if body := context.get("body"):
+        context["body"] = FOLDED_OUTPUT.sub(lambda fold: fold[0].replace(" code</p>", " output</p>"), body)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -45,4 +78,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", whole_book)
     app.connect("source-read", with_playground)
     app.connect("html-page-context", without_thebe, priority=100)
+    app.connect("html-page-context", with_prompts)
+    app.connect("doctree-resolved", with_larger_figures)
     return {"parallel_read_safe": True}

@@ -1,14 +1,20 @@
 // A picture wider than a phone is shown whole; a tap shows it at reading size, to be scrolled, and a second tap whole again.
 document.addEventListener("DOMContentLoaded", () => {
-  if (!window.matchMedia("(max-width: 576px)").matches) return;
-  for (const image of document.querySelectorAll(".bd-article figure img")) {
-    const turn = () => image.closest("figure").classList.toggle("large");
+  const phone = window.matchMedia("(max-width: 576px)").matches;
+  const [which, size] = phone ? ["img", "large"] : ['img[src*="map-of-methods"]', "closer"]; // the map is small on a desk, too
+  for (const image of document.querySelectorAll(`.bd-article figure ${which}`)) {
+    const figure = image.closest("figure");
+    const turn = (event) => { // what was pointed at stays in sight
+      const [x, y] = [(event.offsetX ?? 0) / image.clientWidth, (event.offsetY ?? 0) / image.clientHeight];
+      figure.classList.toggle(size);
+      figure.scrollTo(x * image.clientWidth - figure.clientWidth / 2, y * image.clientHeight - figure.clientHeight / 2);
+    };
     image.tabIndex = 0;
     image.setAttribute("role", "button");
     image.title = "enlarge or shrink";
     image.addEventListener("click", turn);
     image.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(event); }
     });
   }
 });
