@@ -148,13 +148,13 @@ def check(
             result = claim.test(there, level_of(planned))
         except NotTestable as error:
             result, tell = ClaimResult("-", "undecided", note=str(error)), {}
-    if lacking and result.verdict == "held":
-        result = replace(result, verdict="undecided")
-    every_one = len(claim.needs)
     used = [some for runs in there.values() for some in runs.values()]
     seeds = result.seeds or min(map(len, used), default=0)
     if seeds == 2 and result.se is not None and result.verdict != "undecided":  # by a test of differences
         result = replace(result, verdict="undecided", note="; ".join(filter(None, [result.note, TWO])))
+    if lacking and result.verdict == "held":
+        result = replace(result, verdict="undecided")
+    every_one = len(claim.needs)
     rounds = span(int(run["rounds"][-1]["round"]) for some in used for run in some)
     said = [
         one
