@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import inspect
 import os
-import re
 import shlex
 import signal
 import sys
@@ -434,17 +433,11 @@ def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
 
 
 def named_method(word: str) -> tuple[str, dict[str, str]]:
-    """Name and settings of `NAME:x=1,y=2`; raises InputError for settings that are none, and for an unknown name.
+    """Name and settings of `NAME:x=1,y=2`; raises InputError for settings that are none, and for an unknown name."""
+    from pfl_lite.methods import known
 
-    Names are looked up in the methods' files, so that this need not wait for torch.
-    """
     name, _, own = word.partition(":")
-    files = (Path(__file__).parent / "methods").glob("*.py")
-    source = "".join(path.read_text(encoding="utf-8") for path in files)
-    known = re.findall(r'^    name: ClassVar\[str\] = "(\w+)"$', source, re.MULTILINE)
-    if name not in known and "pfl_lite.methods" not in sys.modules:  # where one's own may have been entered
-        raise unknown("method", name, known, "`pfl-lite methods` lists them all")
-    return name, parse_settings(own.split(",") if own else [], f"{name}:")
+    return known(name), parse_settings(own.split(",") if own else [], f"{name}:")
 
 
 def whole_numbers(seeds: str) -> list[int]:

@@ -13,7 +13,8 @@ from pfl_lite import schema
 from pfl_lite.data.images import SPLIT_MODES
 from pfl_lite.data.partition import is_file, load_partition, pinned
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.methods import METHODS, FedAvg, Method, convert, convert_settings, make_method
+from pfl_lite.methods import METHODS, Method, convert, convert_settings, make_method
+from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import auto_network
 
 SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (

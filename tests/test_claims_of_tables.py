@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import brentq
+from scipy.special import expit, logit
 
+from pfl_lite.data.recipes import parse
 from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
 from pfl_lite.papers.pfedmb import SCAN, fewer_on_cifar100
 from pfl_lite.papers.pflmoe import ALL
-from pfl_lite.papers.statement import Link, ahead, claims_by_name, estimate, per_client, promise
-from pfl_lite.papers.statistics import ONE_SEED, Estimate, ranks, widening
+from pfl_lite.papers.statement import (
+    LOOKED_AT_TWICE,
+    Link,
+    Runs,
+    ahead,
+    claims_by_name,
+    estimate,
+    per_client,
+    promise,
+)
+from pfl_lite.papers.statistics import ONE_SEED, ONE_SIDED, Estimate, ranks, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
-from pfl_lite.results.verdicts import ClaimResult, claims, longest, remarks
+from pfl_lite.results.verdicts import ClaimResult, check, claims, longest, remarks
 
 CLIENTS = 12
 WAVES = 0.02 * np.sin(np.arange(CLIENTS))
@@ -119,6 +132,71 @@ def test_two_planned_looks_share_the_error_of_one(p: float, decided: str, sign: 
     (result,) = [one for one in claims(claim.experiment, ledger) if one.id == claim.id]
     assert result.verdict == (decided if sign > 0 or decided == "undecided" else "failed")
     assert f"p = {p:.2g}" in result.note and ("where 0.014 decides" in result.note) == (p == 0.02)
+
+
+def routes(lead: float, seed: int) -> Runs:
+    """A run of each arm of fedmn-groups: as far apart as `lead` says (M5), and with as many undecided gates fewer (M9)."""
+    groups = np.eye(3)[parse(get_experiment("fedmn-groups").partition).groups(CLIENTS)]
+    apart = 0.5 + (groups - 0.5) * lead / np.sqrt(
+        2
+    )  # of two clients of different groups as much, of the same nothing
+    works, sure = logit(apart), {"constant": 1.0, "falling": 0.1}
+
+    def undecided(logits: Any, tau: float) -> float:
+        return float((expit(logits + tau * np.log(9)) - expit(logits - tau * np.log(9))).mean())
+
+    wanted = undecided(works, sure["falling"]) + lead
+    warm = np.full(groups.shape, brentq(lambda one: undecided(one, sure["constant"]) - wanted, 0, 50))
+    runs: Runs = {}
+    for arm, logits, tau in (("works", works, sure["falling"]), ("warm", warm, sure["constant"])):
+        one = make_run("fedmn-groups", arm, 50, seed, watch={})
+        one["config"] |= {"partition": get_experiment("fedmn-groups").partition}
+        one["config"]["method"] |= {"tau_end": tau}
+        runs[arm] = [one | {"watch": {"logits": {"24": logits.tolist()}}}]
+    return runs
+
+
+@pytest.mark.parametrize("id", ["M5", "M9"])
+@pytest.mark.parametrize(
+    ("p", "seeds", "says", "note"),
+    [
+        (0.02, 3, "undecided", "p = 0.02, where 0.014 decides"),
+        (0.01, 3, "held", ""),
+        (0.01, 4, "held", "of four seeds the first three decide"),
+        (0.01, 2, "undecided", "two seeds never decide"),
+    ],
+)
+def test_what_is_told_by_seed_is_looked_at_twice_too(
+    id: str, p: float, seeds: int, says: str, note: str
+) -> None:
+    """The first three seeds, or the only two, have the p-value `p`; a fourth is far from them."""
+    spread = np.array([-1.0, 1.0]) if seeds == 2 else np.sqrt(3) * np.array([-1.0, 0.0, 1.0])
+    some = 0.2 * (1 + spread / stats.t.isf(p, len(spread) - 1))  # a mean of 0.2
+    by_seed = [routes(lead, seed) for seed, lead in enumerate([*some, 0.001][:seeds])]
+    found = {"fedmn-groups": {arm: [runs[arm][0] for runs in by_seed] for arm in ("works", "warm")}}
+    result = check(claims_by_name()[id], found)
+    assert result.verdict == says and note in result.note
+    assert result.value == pytest.approx(0.2 * (100 if id == "M9" else 1), rel=1e-6)
+    assert result.seeds == min(seeds, 3) and not result.note.startswith(";")
+
+
+@pytest.mark.parametrize(("budget", "level"), [("small", LOOKED_AT_TWICE), ("paper", ONE_SIDED)])
+def test_the_level_is_that_of_the_seeds_which_the_budget_plans(budget: str, level: float) -> None:
+    given, claim = [], claims_by_name()["M1-lenet"]
+    assert {len(get_experiment(name, budget).seeds) for name in claim.needs} == {
+        5 if budget == "small" else 1
+    }
+
+    def test(_: Any, level: float) -> ClaimResult:
+        given.append(level)
+        return ClaimResult("-", "undecided")
+
+    found = {
+        name: {arm: [make_run(name, arm, 50, budget=budget)] for arm in arms}
+        for name, arms in claim.needs.items()
+    }
+    check(replace(claim, test=test), found, budget)
+    assert given == [level]
 
 
 def test_twins_of_pairs_count_as_one_client() -> None:
@@ -367,7 +445,7 @@ def test_b12_counts_what_one_seed_may_do_to_all_clients(lead: float, expected: s
             key: [{"final": {"val_accuracy": (row + lead * np.sqrt(2 / 50) * (key == best)).tolist()}}]
             for key, row in zip(SCAN, noise, strict=True)
         }
-    assert fewer_on_cifar100(runs).verdict == expected
+    assert fewer_on_cifar100(runs, ONE_SIDED).verdict == expected
 
 
 def test_fedmn_s_claims(verdict: Callable[..., ClaimResult]) -> None:

@@ -441,15 +441,17 @@ def test_a_run_without_any_test_images_says_why_there_is_no_accuracy(tmp_path: P
     assert said in call(*short, path).stderr and said not in call(*short, "pairs").stderr
 
 
-def test_every_method_is_known_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pfl_lite.methods")
-    assert [named_method(name) for name in METHODS] == [(name, {}) for name in METHODS]
+def test_a_method_of_one_s_own_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="unknown method 'mine'"):
+        named_method("mine")
+    monkeypatch.setitem(METHODS, "mine", FedAvg)
+    assert named_method("mine:weights=uniform") == ("mine", {"weights": "uniform"})
 
 
 @pytest.mark.slow  # starts Python
 @pytest.mark.parametrize(
-    "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["run", "local", "--data", "digit"],
-              ["run", "local", "--partition", "dirichlet"]],
+    "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["methods", "fedavgg"],
+              ["run", "local", "--data", "digit"], ["run", "local", "--partition", "dirichlet"]],
 )  # fmt: skip
 def test_a_mistyped_name_is_refused_before_torch_is_loaded(words: list[str]) -> None:
     code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); from pfl_lite.cli import app; app()"

@@ -31,6 +31,7 @@ from toy import (
     zero_start,
 )
 
+from pfl_lite import methods
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.engine.local_training import epoch_orders
 from pfl_lite.engine.simulation import Simulation, run
@@ -562,6 +563,18 @@ def far(name: str) -> dict[str, Any]:
 def test_no_hyper_parameter_has_the_name_of_a_run_s_setting() -> None:
     run = {f.name for f in fields(RunConfig)}  # it could not be set by `run` or on the command line
     assert all(run.isdisjoint(f.name for f in fields(method)) for method in METHODS.values())
+
+
+def test_every_method_has_the_name_of_its_file_and_of_its_entry() -> None:
+    for name, method in METHODS.items():
+        assert (method.name, method.__module__) == (name, f"pfl_lite.methods.{name}")
+
+
+def test_the_classes_of_methods_are_names_of_the_package_of_methods() -> None:
+    assert {method.__name__ for method in METHODS.values()} <= {*methods.__all__} <= {*dir(methods)}
+    assert all(getattr(methods, name) is not None for name in methods.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'FedAvgg'"):
+        methods.FedAvgg  # noqa: B018
 
 
 def test_every_method_has_its_hyper_parameters_listed() -> None:

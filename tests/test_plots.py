@@ -25,6 +25,7 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from pfl_lite.errors import InputError
+from pfl_lite.results.ledger import Ledger
 from pfl_lite.show import plots
 
 COUNTS = np.array([[40, 0, 10], [0, 5, 25], [90, 10, 0], [1, 2, 3]])
@@ -200,6 +201,13 @@ def test_curves_are_means_and_bands_are_extremes() -> None:
     assert at_two.min() == pytest.approx(59.0) and at_two.max() == pytest.approx(61.0)
     assert axes.get_xlabel() == "round" and "%" in axes.get_ylabel()
     assert "3 seeds" in axes.get_legend().get_title().get_text()
+
+
+def test_curves_of_stored_runs_are_one_line_of_code() -> None:
+    (axes,) = plots.plot_curves(Ledger().frame("pfedmb-table1"), quantity="tuned").axes
+    assert set(legend_of(axes.figure)) == {"Local", "FedAvg", "pFedMB", "pFedMB, eq. 6"}
+    ends = [line.get_ydata()[-1] for line in axes.lines if len(line.get_xdata())]
+    assert ends == sorted(ends, reverse=True) and "3 seeds" in axes.get_legend().get_title().get_text()
 
 
 def test_curves_of_one_seed_have_no_band() -> None:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from pfl_lite.papers.statement import LOOKED_AT_TWICE
 from pfl_lite.papers.statistics import (
+    ONE_SIDED,
     Estimate,
     agreement,
     best_rank,
@@ -97,7 +98,7 @@ def test_holm_by_hand() -> None:
 @pytest.mark.parametrize("links", [2, 8, 18])
 def test_a_chain_of_equal_methods_seldom_fails_and_seldom_holds(links: int) -> None:
     def found(random: np.random.Generator) -> str:
-        return verdict([two_way(differences(random)) for _ in range(links)])
+        return verdict([two_way(differences(random)) for _ in range(links)], ONE_SIDED)
 
     assert share(lambda random: found(random) == "failed") <= RARELY / 2 + 0.02  # one-sided
     assert share(lambda random: found(random) == "held") <= 0.02
@@ -105,7 +106,7 @@ def test_a_chain_of_equal_methods_seldom_fails_and_seldom_holds(links: int) -> N
 
 def test_a_chain_that_is_true_holds_and_one_with_a_false_link_fails() -> None:
     def found(random: np.random.Generator, *effects: float) -> str:
-        return verdict([two_way(differences(random, effect)) for effect in effects])
+        return verdict([two_way(differences(random, effect)) for effect in effects], ONE_SIDED)
 
     assert share(lambda random: found(random, 9, 9, 9) == "held") > 0.8
     assert share(lambda random: found(random, 9, 9, -14) == "failed") > 0.8
@@ -122,7 +123,7 @@ def scores(random: np.random.Generator, lead: float = 0.0) -> np.ndarray:
 
 def test_the_best_mean_rank_of_equal_methods_is_seldom_decided() -> None:
     def found(random: np.random.Generator, lead: float = 0.0) -> str:
-        return best_rank(scores(random, lead), 0, draws=500).verdict
+        return best_rank(scores(random, lead), 0, draws=500).verdict(ONE_SIDED)
 
     assert share(lambda random: found(random) == "held") <= RARELY / 2
     assert share(lambda random: found(random) == "failed") <= RARELY
@@ -134,7 +135,7 @@ def test_a_method_that_a_rival_beats_everywhere_fails() -> None:
     def found(random: np.random.Generator) -> str:
         table = scores(random, -4.0)
         table[:, 1] += 4
-        return best_rank(table, 0, draws=500).verdict
+        return best_rank(table, 0, draws=500).verdict(ONE_SIDED)
 
     assert share(lambda random: found(random) == "failed") > 0.9
 

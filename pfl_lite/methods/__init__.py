@@ -1,4 +1,4 @@
-"""Every method by name; one file each."""
+"""Every method by name; one file each, which is imported, and torch with it, when its class is first asked for."""
 
 from __future__ import annotations
 
@@ -6,60 +6,68 @@ import ast
 import inspect
 import math
 import textwrap
+from collections import UserDict
 from dataclasses import fields
+from importlib import import_module
 from itertools import pairwise
-from typing import Any, cast
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, cast
 
 from pfl_lite.data.images import Images
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.methods.apfl import APFL
-from pfl_lite.methods.base import Method
-from pfl_lite.methods.cfl import ClusteredFL
-from pfl_lite.methods.ditto import Ditto
-from pfl_lite.methods.fedamp import FedAMP
-from pfl_lite.methods.fedavg import FedAvg
-from pfl_lite.methods.fedem import FedEM
-from pfl_lite.methods.fedfomo import FedFomo
-from pfl_lite.methods.fedmn import FedMN
-from pfl_lite.methods.fedper import FedPer
-from pfl_lite.methods.fedprox import FedProx
-from pfl_lite.methods.fedrep import FedRep
-from pfl_lite.methods.ifca import IFCA
-from pfl_lite.methods.lg_fedavg import LGFedAvg
-from pfl_lite.methods.local import Local
-from pfl_lite.methods.moon import Moon
-from pfl_lite.methods.perfedavg import PerFedAvg
-from pfl_lite.methods.pfedhn import PFedHN
-from pfl_lite.methods.pfedmb import PFedMB
-from pfl_lite.methods.pfedme import PFedMe
-from pfl_lite.methods.pfl_fb import PFLFB
-from pfl_lite.methods.pfl_ft import PFLFT
-from pfl_lite.methods.pfl_mf import PFLMF
-from pfl_lite.methods.pfl_mfe import PFLMFE
-from pfl_lite.methods.pfl_moe import PFLMoE
-from pfl_lite.methods.scaffold import Scaffold
 from pfl_lite.schema import LARGE, WIDE
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (
-        Local, FedAvg, FedProx, PFLFT, PFLFB, FedPer, PFedMe, IFCA, ClusteredFL, FedFomo, FedAMP, FedEM, PFedMB, FedMN,
-        Ditto, APFL, PerFedAvg, Scaffold, Moon, FedRep, LGFedAvg, PFedHN, PFLMoE, PFLMF, PFLMFE,
-    )
+if TYPE_CHECKING:
+    from pfl_lite.methods.base import Method
+
+_CLASSES: dict[str, Any] = {  # by the method's name, which its file has too
+    "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx", "pfl_ft": "PFLFT", "pfl_fb": "PFLFB", "fedper": "FedPer",
+    "pfedme": "PFedMe", "ifca": "IFCA", "cfl": "ClusteredFL", "fedfomo": "FedFomo", "fedamp": "FedAMP", "fedem": "FedEM",
+    "pfedmb": "PFedMB", "fedmn": "FedMN", "ditto": "Ditto", "apfl": "APFL", "perfedavg": "PerFedAvg", "scaffold": "Scaffold",
+    "moon": "Moon", "fedrep": "FedRep", "lg_fedavg": "LGFedAvg", "pfedhn": "PFedHN", "pfl_moe": "PFLMoE", "pfl_mf": "PFLMF",
+    "pfl_mfe": "PFLMFE",
 }  # fmt: skip
+_FILES = {"Method": "base"} | {own: name for name, own in _CLASSES.items()}
 
 __all__ = [
-    "METHODS",
-    "Method",
-    "convert_settings",
-    "explain",
-    "make_method",
-    *sorted(method.__name__ for method in METHODS.values()),
-]
+    "METHODS", "Method", "convert_settings", "explain", "known", "make_method", *sorted(_CLASSES.values()),
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+
+
+class Methods(UserDict[str, "type[Method]"]):
+    """The methods' classes by name: those that come with the package, and a reader's own."""
+
+    def __getitem__(self, name: str) -> type[Method]:
+        found: Any = self.data[name]
+        if isinstance(found, str):  # one of the package that was not asked for before
+            found = self.data[name] = __getattr__(found)
+        return cast("type[Method]", found)
+
+
+METHODS = Methods(_CLASSES)
 
 
 MANY = 10_000  # of branches, clusters, epochs, units of a layer: what is more would fill a memory
+
+
+def known(name: str) -> str:
+    """A method's name, looked up without torch.
+
+    Raises:
+        InputError: no method has it.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
+    return name
 
 
 def make_method(name: str, **settings: Any) -> Method:
@@ -68,9 +76,7 @@ def make_method(name: str, **settings: Any) -> Method:
     Raises:
         InputError: an unknown method or setting, or a value of the wrong type or range.
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
-    method = METHODS[name]
+    method = METHODS[known(name)]
     return method(**convert_settings(method, settings))
 
 
@@ -80,9 +86,7 @@ def explain(name: str) -> str:
     Raises:
         InputError: an unknown method.
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
-    method, meaning = METHODS[name], {}
+    method, meaning = METHODS[known(name)], {}
     for parent in reversed(method.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
         for field, text in pairwise(cast(ast.ClassDef, body).body):
@@ -114,6 +118,8 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
     """
     if kind is str and isinstance(value, str):
         return value
+    from torch import nn
+
     if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
         raise InputError(
             f"{what} must be a name: `pfl_lite.models.register` gives one to your own network, and takes a class or "

@@ -506,7 +506,7 @@ def sent(run: Run) -> float:
     return float(sum(entry["floats_down"] + entry["floats_up"] for entry in run["rounds"]))
 
 
-def fewer_floats(mine: Runs) -> ClaimResult:
+def fewer_floats(mine: Runs, _: float) -> ClaimResult:
     """Floats of FedMN over FedAvg's with as many layers, the largest of all architectures, by seed."""
     ratios = {
         f"[{blocks}]": [
@@ -562,7 +562,7 @@ def last_logits(run: Run) -> Array:
     "Clients with similar data get similar probabilities: two of one group lie nearer to each other than two of different groups "
     "(the paper's reason for a router; our experiment, two changes)",
 )
-def routes_follow_data(runs: Runs) -> ClaimResult:
+def routes_follow_data(runs: Runs, level: float) -> ClaimResult:
     """Mean distance of the clients' probabilities between groups minus that inside groups, by seed."""
     excess = []
     for run in runs["works"]:
@@ -571,7 +571,7 @@ def routes_follow_data(runs: Runs) -> ClaimResult:
         apart, same = np.linalg.norm(on[:, None] - on, axis=-1), np.equal.outer(group, group)
         pairs = ~np.eye(len(on), dtype=bool)
         excess.append(apart[~same].mean() - apart[same & pairs].mean())
-    return outcome("distance between groups minus inside", two_way(np.array(excess)[:, None]))
+    return outcome("distance between groups minus inside", two_way(np.array(excess)[:, None]), level)
 
 
 linked(
@@ -595,7 +595,7 @@ linked(
     "A temperature that falls from 1 to 0.1 leaves fewer gates between 0.1 and 0.9 than one that stays (our experiment, "
     "nearly by construction)",
 )
-def annealing_hardens(runs: Runs) -> ClaimResult:
+def annealing_hardens(runs: Runs, level: float) -> ClaimResult:
     """Expected share of undecided gates at the last round, constant temperature minus falling, by seed.
 
     A lower temperature leaves fewer with any logits; the note says how many it would with those of the constant one.
@@ -613,7 +613,7 @@ def annealing_hardens(runs: Runs) -> ClaimResult:
         fewer.append(undecided(warm, high) - undecided(falls, low))
         alone.append(undecided(warm, high) - undecided(warm, low))
     note = f"{np.mean(alone):.1f} of them with the logits of the constant temperature, so by construction"
-    return outcome("undecided gates, points fewer", two_way(np.array(fewer)[:, None]), note)
+    return outcome("undecided gates, points fewer", two_way(np.array(fewer)[:, None]), level, note)
 
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------

@@ -42,7 +42,7 @@ from pfl_lite.papers.statement import (
     sentences_of,
     supported,
 )
-from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, best_rank, resampled, two_way, verdict
+from pfl_lite.papers.statistics import Array, Estimate, best_rank, resampled, two_way, verdict
 
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
@@ -531,7 +531,7 @@ CHAIN = ("pfedmb", "pfedmb-plain", "fedavg", "local")
     CHAIN,
     "Five pairs: pFedMB (eq. 5) > pFedMB (eq. 6) > FedAvg > Local, all after fine-tuning (Table I)",
 )
-def chain(runs: Runs) -> ClaimResult:
+def chain(runs: Runs, level: float) -> ClaimResult:
     """Paired differences over pairs of clients and seeds for each link of the chain."""
     accuracy = {arm: per_client(runs[arm]) for arm in CHAIN}
     links = {
@@ -544,9 +544,13 @@ def chain(runs: Runs) -> ClaimResult:
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
-    decided = verdict([*links.values()])
+    decided = verdict([*links.values()], level)
     return outcome(
-        "the paired difference whose interval reaches lowest, points", weakest, "; ".join(each), decided
+        "the paired difference whose interval reaches lowest, points",
+        weakest,
+        level,
+        "; ".join(each),
+        decided,
     )
 
 
@@ -567,7 +571,7 @@ def in_steps(leads: Array, step: int) -> Estimate:
     "rounds for the first time, and in local work, counted in units of E epochs (Fig. 4; the curve after fine-tuning decides "
     "where every run kept it)",
 )
-def faster(runs: Runs) -> ClaimResult:
+def faster(runs: Runs, level: float) -> ClaimResult:
     """How much later each of the others is at 99% of its own last value, three ways, of the rounds that all runs have.
 
     pFedMB's clients train 2 E epochs a round, the others E, so that its lead in rounds is no lead in work. A last look at a rate
@@ -616,8 +620,8 @@ def faster(runs: Runs) -> ClaimResult:
         f"{way} {one.value:+.1f}" for way, one in leads.items()
     )
     statistic = f"lead of eq. 5 in {weakest}, {names[decides]}"
-    decided = verdict([*leads.values()])
-    return outcome(statistic, lead, note, decided)
+    decided = verdict([*leads.values()], level)
+    return outcome(statistic, lead, level, note, decided)
 
 
 @claim(
@@ -627,7 +631,7 @@ def faster(runs: Runs) -> ClaimResult:
     "Five pairs, eq. 5: at the end both clients of every pair use the same branch and their alphas are "
     "closer than 0.2 in L1 distance, which those of different pairs on average are not (Fig. 3a; the threshold is ours)",
 )
-def twins_agree(runs: Runs) -> ClaimResult:
+def twins_agree(runs: Runs, _: float) -> ClaimResult:
     """The largest L1 distance inside a pair, and equal argmax, per seed; alphas that never moved are no agreement."""
     pairs = [last_pairs(run) for run in runs["pfedmb"]]
     strangers = np.array([between(a.reshape(-1, a.shape[-1])) for a in pairs])  # [seeds]
@@ -649,14 +653,14 @@ def twins_agree(runs: Runs) -> ClaimResult:
     "Five pairs, eq. 5: at the end the pairs use more different branches than if each pair chose one at random (Fig. 3a, where "
     "all five differ)",
 )
-def pairs_differ(runs: Runs) -> ClaimResult:
+def pairs_differ(runs: Runs, level: float) -> ClaimResult:
     """The number of different argmax branches of the pairs' mean alphas, over the seeds, against chance."""
     pairs = [last_pairs(run) for run in runs["pfedmb"]]
     used = [branches_used(a) for a in pairs]
     number, branches = pairs[0].shape[0], pairs[0].shape[-1]
     more, fewer = by_chance(used, number, branches)
     expected = branches * (1 - (1 - 1 / branches) ** number)
-    decided = "held" if more < ONE_SIDED else "failed" if fewer < ONE_SIDED else "undecided"
+    decided = "held" if more < level else "failed" if fewer < level else "undecided"
     note = (
         f"branches used, by seed: {', '.join(map(str, used))}; all {number} pairs differ in {used.count(number)} of {len(used)}; "
         f"chance alone would do as well with probability {more:.2g}"
@@ -685,7 +689,7 @@ def by_chance(used: Sequence[int], pairs: int, branches: int) -> tuple[float, fl
     "Five pairs, eq. 6: the pairs' alphas move apart more slowly than with eq. 5, and at the end at least two pairs share a "
     "branch (Fig. 3b)",
 )
-def plain_separates_less(runs: Runs) -> ClaimResult:
+def plain_separates_less(runs: Runs, level: float) -> ClaimResult:
     """Distance between the pairs' mean alphas (mean over pairs of pairs and rounds), eq. 5 minus eq. 6, and eq. 6's branches."""
     excess, shared = [], []
     for weighted, plain in zip(runs["pfedmb"], runs["pfedmb-plain"], strict=True):
@@ -697,13 +701,13 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
         excess.append(np.trapezoid(gaps, common) / (common[-1] - common[0]))
         shared.append(branches_used(pairs) < len(pairs))
     farther = two_way(np.array(excess)[:, None])
-    parts = {verdict([farther], planned=2), by_seed(shared)}
+    parts = {verdict([farther], level, planned=2), by_seed(shared)}
     decided = "failed" if "failed" in parts else "undecided" if "undecided" in parts else "held"
     number, branches = pairs.shape[0], pairs.shape[-1]
     by_luck = 1 - by_chance([number], number, branches)[0]
     note = f"pairs share a branch under eq. 6 in {sum(shared)} of {len(shared)} seeds, and with random branches in {by_luck:.0%}"
     statistic = "distance between the pairs' alphas, eq. 5 minus eq. 6, mean over rounds"
-    return outcome(statistic, farther, note, decided)
+    return outcome(statistic, farther, level, note, decided)
 
 
 @claim(
@@ -713,7 +717,7 @@ def plain_separates_less(runs: Runs) -> ClaimResult:
     "pFedMB sends B times FedAvg's floats in training (up: plus alpha), and its collapsed model is as large "
     "as FedAvg's (by construction)",
 )
-def sends_b_times(runs: Runs) -> ClaimResult:
+def sends_b_times(runs: Runs, _: float) -> ClaimResult:
     """Floats down and up of pFedMB over FedAvg's, at every round in which the same clients took part."""
     ratios, fits, branches = [], [], 0
     for ours, plain in zip(runs["pfedmb"], runs["fedavg"], strict=True):
@@ -740,12 +744,12 @@ def sends_b_times(runs: Runs) -> ClaimResult:
     ("fedavg", "pfedmb"),
     "Fine-tuning adds more to FedAvg than to pFedMB (our addition: personalization apart from fine-tuning)",
 )
-def tuning_helps_fedavg_more(runs: Runs) -> ClaimResult:
+def tuning_helps_fedavg_more(runs: Runs, level: float) -> ClaimResult:
     """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over pairs of clients and seeds."""
     gain = {arm: per_client(runs[arm]) - per_client(runs[arm], "final_before_ft") for arm in runs}
     more = estimate(by_unit(gain["fedavg"] - gain["pfedmb"], runs["fedavg"][0]))
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
-    return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, note)
+    return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, level, note)
 
 
 linked(
@@ -767,7 +771,7 @@ RIVALS = tuple(key for key in METHODS if key != "pfedmb")
     {table2(setting): METHODS for setting in TABLE2_SETTINGS},
     "pFedMB has the best mean rank over the six settings (Table II)",
 )
-def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
+def best_mean_rank(runs: dict[str, Runs], level: float) -> ClaimResult:
     """Mean rank over the settings of the best rival minus pFedMB's, against methods that are all equal."""
     if len(runs) < len(TABLE2_SETTINGS):
         raise NotTestable(f"a mean rank needs all {len(TABLE2_SETTINGS)} settings")
@@ -782,7 +786,7 @@ def best_mean_rank(runs: dict[str, Runs]) -> ClaimResult:
         f"{found.p_best:.2g} at most, and equal methods would be as far behind with p = {found.p_beaten:.2g}"
     )
     statistic = "mean rank of the best rival minus pFedMB's"
-    return ClaimResult(statistic, found.verdict, found.lead, threshold=0.0, note=note)
+    return ClaimResult(statistic, found.verdict(level), found.lead, threshold=0.0, note=note)
 
 
 linked(
@@ -831,7 +835,7 @@ SCAN = tuple(f"b{number}" for number in BRANCHES)
     SCAN,
     "Two random classes, 50 clients: accuracy rises with the number of branches up to about 10 and falls after it (Fig. 5)",
 )
-def one_peak(runs: Runs) -> ClaimResult:
+def one_peak(runs: Runs, level: float) -> ClaimResult:
     """Accuracy at B = 10 minus that at either end; held needs one peak at 10, too."""
     accuracy = {key: per_client(runs[key]) for key in SCAN}
     ends = [estimate(accuracy["b10"] - accuracy[end]) for end in (SCAN[0], SCAN[-1])]
@@ -840,10 +844,10 @@ def one_peak(runs: Runs) -> ClaimResult:
     peak = int(np.argmax(means))
     rises = np.diff(means) > 0
     single = SCAN[peak] == "b10" and rises[:peak].all() and not rises[peak:].any()
-    decided = verdict(ends)
+    decided = verdict(ends, level)
     note = ", ".join(f"{key} {mean:.2f}" for key, mean in zip(SCAN, means, strict=True))
     decided = "undecided" if decided == "held" and not single else decided
-    return outcome("B = 10 minus the better end of the scan, points", nearer, note, decided)
+    return outcome("B = 10 minus the better end of the scan, points", nearer, level, note, decided)
 
 
 def best_number(runs: Runs) -> tuple[int, Array]:
@@ -860,7 +864,7 @@ def best_number(runs: Runs) -> tuple[int, Array]:
     {"pfedmb-fig5": SCAN, "pfedmb-table3-cifar100-50": SCAN},
     "50 clients: more branches are best with two random classes of CIFAR-10 than on CIFAR-100 (Table III)",
 )
-def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
+def fewer_on_cifar100(runs: dict[str, Runs], level: float) -> ClaimResult:
     """Best number of branches on CIFAR-10's two classes minus that on CIFAR-100, and how often it is so in draws of clients."""
     if len(runs) < 2:
         raise NotTestable("the two data sets must both be there")
@@ -868,7 +872,7 @@ def fewer_on_cifar100(runs: dict[str, Runs]) -> ClaimResult:
         best_number(runs[name]) for name in ("pfedmb-fig5", "pfedmb-table3-cifar100-50")
     )
     sure = float((drawn > others).mean())
-    decided = "held" if sure > 1 - ONE_SIDED else "failed" if sure < ONE_SIDED else "undecided"
+    decided = "held" if sure > 1 - level else "failed" if sure < level else "undecided"
     note = f"best on validation images: CIFAR-10 {here}, CIFAR-100 {there}; more on CIFAR-10 in {sure:.0%} of the draws"
     statistic = "best number of branches, CIFAR-10 minus CIFAR-100"
     return ClaimResult(statistic, decided, float(here - there), threshold=0.0, note=note)

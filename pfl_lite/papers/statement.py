@@ -66,7 +66,8 @@ class Statement:
 
     text: str
     test: Callable[..., Any]
-    """Of a claim: from experiment -> arm -> runs to a `ClaimResult`; of a sentence: from nothing to (supported, its numbers)."""
+    """Of a claim: from experiment -> arm -> runs, and the level at which a p-value decides, to a `ClaimResult`; of a sentence:
+    from nothing to (supported, its numbers)."""
     paper: str = ""
     where: str = ""
     id: str = ""
@@ -79,10 +80,35 @@ class Statement:
     experiment and is given the seeds that all of them have."""
 
 
-def outcome(statistic: str, one: Estimate, note: str = "", decided: str = "") -> ClaimResult:
+LOOKS = (1, 2, 3, 5)  # seeds that an estimate is told of; two never decide
+LOOKED_AT_TWICE = 0.014
+"""The one-sided level where five seeds are planned: looks after three and after five then err in 2.5% together."""
+TWO = "two seeds never decide: each look gives luck a chance"
+FOUR = "of four seeds the first three decide, until there are five"
+
+
+def looked_at(seeds: int) -> int:
+    """How many of so many seeds decide: a look after each new one would give luck more chances than the planned looks."""
+    return max((look for look in LOOKS if look <= seeds), default=0)
+
+
+def level_of(planned: int) -> float:
+    """The one-sided level of each look where so many seeds are planned."""
+    return LOOKED_AT_TWICE if planned >= LOOKS[-1] else ONE_SIDED
+
+
+def p_said(p: float, level: float) -> list[str]:
+    """A p-value, if it would decide where there is one look."""
+    looks = f", where {level} decides, as there are looks at three and at five seeds" if p >= level else ""
+    return [f"p = {p:.2g}{looks}"] if p < ONE_SIDED else []
+
+
+def outcome(statistic: str, one: Estimate, level: float, note: str = "", decided: str = "") -> ClaimResult:
     """What an estimate says of "it is above 0", without error where nothing tells one; `decided`: by more than it."""
     known = bool(np.isfinite(one.se))
-    decided = decided or verdict([one])
+    if not decided:
+        decided, p = verdict([one], level), min(one.p_above(), one.p_below())
+        note = "; ".join([note] * bool(note) + p_said(p, level) * (p >= level))
     se, interval = (one.se, one.interval) if known else (None, None)
     return ClaimResult(statistic, decided, one.value, se, interval, 0.0, note)
 
@@ -102,11 +128,14 @@ def claims_by_name() -> dict[str, Statement]:
 def claim(
     id: str, experiment: str, needs: Sequence[str] | dict[str, tuple[str, ...]], text: str
 ) -> Callable[[Callable[..., ClaimResult]], Callable[..., ClaimResult]]:
-    """Register the function below as the test of a claim on the runs of some arms, or of the experiments that `needs` names."""
+    """Register the function below as the test of a claim on the runs of some arms, or of the experiments that `needs` names.
+
+    It is given the runs and the level at which a p-value decides.
+    """
     several = needs if isinstance(needs, dict) else {experiment: tuple(needs)}
 
     def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
-        of_all = test if several is needs else lambda runs: test(runs[experiment])
+        of_all = test if several is needs else lambda runs, level: test(runs[experiment], level)
         STATEMENTS.append(Statement(text, of_all, id=id, experiment=experiment, needs=several))
         return test
 
@@ -192,15 +221,6 @@ def is_guessing(run: Run) -> bool:
 
 Terms = dict[tuple[str, str], float]  # (experiment, arm) -> factor
 
-LOOKS = (1, 2, 3, 5)  # seeds that an estimate is told of; two never decide
-LOOKED_AT_TWICE = 0.014
-"""The one-sided level where five seeds are planned: looks after three and after five then err in 2.5% together."""
-
-
-def looked_at(seeds: int) -> int:
-    """How many of so many seeds decide: a look after each new one would give luck more chances than the planned looks."""
-    return max((look for look in LOOKS if look <= seeds), default=0)
-
 
 @dataclass(frozen=True)
 class Link:
@@ -244,13 +264,6 @@ class Link:
             name: seeds_of_all(runs.get(name, {}).get(arm, []) for other, arm in self.terms if other == name)
             for name, _ in self.terms
         }
-
-    @property
-    def planned(self) -> int:
-        """The most seeds that are planned for one of its experiments."""
-        from pfl_lite.papers import get_experiment
-
-        return max(len(get_experiment(name).seeds) for name, _ in self.terms)
 
     def untrained(self, runs: dict[str, Runs]) -> list[str]:
         """The arms whose runs do no better than guessing: a comparison with them says nothing about methods."""
@@ -327,7 +340,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         for name, arm in link.terms:
             needs.setdefault(name, set()).add(arm)
 
-    def test(runs: dict[str, Runs]) -> ClaimResult:
+    def test(runs: dict[str, Runs], level: float) -> ClaimResult:
         there = [link for link in links if all(link.seeds(runs).values())]
         idle = sorted({arm for link in there for arm in link.untrained(runs)})
         known = [link for link in there if not link.untrained(runs)]
@@ -339,7 +352,6 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             )
         found = [(link, link.value(runs)) for link in known]
         weakest, one = min(found, key=lambda part: promise(part[1], part[0].above))
-        level = LOOKED_AT_TWICE if max(link.planned for link in known) >= LOOKS[-1] else ONE_SIDED
         unseen = [1.0] * (len(links) - len(known))  # the family is what was planned, not what has run
         above = [part.p_above(link.above) for link, part in found] + unseen
         held = sum(p < level for p in above)
@@ -357,23 +369,16 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
         decided = "failed" if refuted else "held" if held == len(links) else "undecided"
-        if (p := min(max(above), *against)) < ONE_SIDED:
-            note += f"; p = {p:.2g}" + (
-                f", where {level} decides, as there are looks at three and at five seeds"
-                if p >= level
-                else ""
-            )
+        note = "; ".join([note, *p_said(min(max(above), *against), level)])
         seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
-        too_few = {2: "two seeds never decide: each look gives luck a chance"}
-        if starts:
-            too_few[1] = f"{starts} has one random start a seed, so a verdict needs a second seed"
-        if seeds in too_few and decided != "undecided":
-            decided, note = "undecided", f"{note}; {too_few[seeds]}"
+        if starts and seeds == 1 and decided != "undecided":
+            decided = "undecided"
+            note += f"; {starts} has one random start a seed, so a verdict needs a second seed"
         if any(len(some) == 4 for each in known for some in each.there(runs).values()):
-            note += "; of four seeds the first three decide, until there are five"
+            note += f"; {FOUR}"
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
-        return replace(outcome(statistic, one, note, decided), threshold=weakest.above, seeds=seeds)
+        return replace(outcome(statistic, one, level, note, decided), threshold=weakest.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
     STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))

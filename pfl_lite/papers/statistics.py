@@ -121,16 +121,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def verdict(parts: Sequence[Estimate], planned: int = 0) -> str:
+def verdict(parts: Sequence[Estimate], level: float, planned: int = 0) -> str:
     """What becomes of "every part is above 0".
 
     Held if each is (a test of all needs no correction: it errs only where each errs); failed if any is below, after Holm's
     correction for having looked at all of them, or at as many as are `planned`; else undecided.
     """
-    if all(part.p_above() < ONE_SIDED for part in parts):
+    if all(part.p_above() < level for part in parts):
         return "held"
     against = holm([part.p_below() for part in parts] + [1.0] * (planned - len(parts)))
-    return "failed" if min(against) < ONE_SIDED else "undecided"
+    return "failed" if min(against) < level else "undecided"
 
 
 def ranks(scores: Array) -> Array:
@@ -146,10 +146,9 @@ class RankTest(NamedTuple):
     p_best: float
     p_beaten: float
 
-    @property
-    def verdict(self) -> str:
+    def verdict(self, level: float) -> str:
         """Whether the method has the best mean rank: held, failed, or undecided where equal methods would often come out so."""
-        return "held" if self.p_best < ONE_SIDED else "failed" if self.p_beaten < ONE_SIDED else "undecided"
+        return "held" if self.p_best < level else "failed" if self.p_beaten < level else "undecided"
 
 
 def best_rank(scores: Array, method: int, draws: int = 200_000) -> RankTest:

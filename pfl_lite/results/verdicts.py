@@ -1,9 +1,10 @@
 """The papers' claims as small functions over the ledger: held, failed or undecided, always with a statistic.
 
 A claim about means is decided by t tests of differences that are paired over clients and seeds (`papers.statistics`): held if
-each of its parts holds, failed if one fails after Holm's correction for having looked at all. A claim about structure (which
-branch a client uses) is tested once per seed: held if it is so in every seed, failed if in none, undecided if the seeds disagree.
-Missing runs make any claim undecided, unless those that are there refute it; so do runs that did not train. The note names both.
+each of its parts holds, failed if one fails after Holm's correction for having looked at all, at the level of each look that
+is planned (`level_of`); two seeds never decide. A claim about structure (which branch a client uses) is tested once per seed:
+held if it is so in every seed, failed if in none, undecided if the seeds disagree. Missing runs make any claim undecided,
+unless those that are there refute it; so do runs that did not train. The note names both.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
 from pfl_lite.papers.statement import (
+    FOUR,
     PAPERS,
     STATEMENTS,
+    TWO,
     ClaimResult,
     NotTestable,
     Runs,
     Statement,
     claims_by_name,
+    level_of,
+    looked_at,
     seeds_of_all,
     with_seeds,
 )
@@ -40,9 +45,11 @@ UNLIKE = "the runs have different numbers of clients"
 def paired_runs(
     experiment: Experiment, arms: Sequence[str], found: dict[str, list[Run]]
 ) -> tuple[Runs | None, list[str]]:
-    """The complete runs of some arms with the seeds that all of them have (None if there are none), and what is to be said."""
-    seeds = seeds_of_all(found[arm] for arm in arms)
-    unpaired = sorted({int(run["seed"]) for arm in arms for run in found[arm]} - {*seeds})
+    """The complete runs of some arms with the seeds that all of them have (None if there are none) and that are looked at, and
+    what is to be said."""
+    common = seeds_of_all(found[arm] for arm in arms)
+    unpaired = sorted({int(run["seed"]) for arm in arms for run in found[arm]} - {*common})
+    seeds = common[: looked_at(len(common))]
     if not seeds:
         return None, [f"no seed that all of {labels(experiment, arms)} have"]
     runs = {arm: with_seeds(found[arm], seeds) for arm in arms}
@@ -51,6 +58,7 @@ def paired_runs(
         return None, [UNLIKE]
     if unpaired:
         said.append(f"seeds not used because an arm lacks them: {', '.join(map(str, unpaired))}")
+    said += [FOUR] if len(common) == 4 else []
     return runs, said
 
 
@@ -136,13 +144,17 @@ def check(
     result = ClaimResult("-", "undecided")
     if there and (claim.of_links or len(claim.needs) > 1 or not lacking):
         try:
-            result = claim.test(there)
+            planned = max(len(get_experiment(name, budget).seeds) for name in claim.needs)
+            result = claim.test(there, level_of(planned))
         except NotTestable as error:
             result, tell = ClaimResult("-", "undecided", note=str(error)), {}
+    used = [some for runs in there.values() for some in runs.values()]
+    seeds = result.seeds or min(map(len, used), default=0)
+    if seeds == 2 and result.se is not None and result.verdict != "undecided":  # by a test of differences
+        result = replace(result, verdict="undecided", note="; ".join(filter(None, [result.note, TWO])))
     if lacking and result.verdict == "held":
         result = replace(result, verdict="undecided")
     every_one = len(claim.needs)
-    used = [some for runs in there.values() for some in runs.values()]
     rounds = span(int(run["rounds"][-1]["round"]) for some in used for run in some)
     said = [
         one
@@ -156,7 +168,7 @@ def check(
         experiment=claim.experiment,
         text=claim.text,
         rounds=rounds if budget == DEFAULT_BUDGET else "",
-        seeds=result.seeds or min(map(len, used), default=0),
+        seeds=seeds,
         note="; ".join(filter(None, [result.note, *said])),
     )
 

@@ -1,6 +1,10 @@
 """Figures in one style: who holds what, accuracy per round and per client, routes through a pool of blocks; a method has one
 color everywhere.
 
+Learning curves of runs of your own, `runs = {name: run(name, ...) for name in names}`, and of those that are stored:
+`plot_curves(pd.concat([one.history.frame().assign(method=name) for name, one in runs.items()]), quantity="accuracy")`,
+`plot_curves(Ledger().frame("pfedmb-table1"), quantity="tuned")`.
+
 Every function returns a closed `Figure`: a notebook shows it once when it is a cell's last expression, and
 `figure.savefig(...)` works as ever.
 """
