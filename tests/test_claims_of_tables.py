@@ -572,15 +572,25 @@ def test_one_seed_errs_no_more_often_than_it_says_if_seeds_add_what_they_add_at_
     assert wrong <= 25 + 3 * 5
 
 
-def test_one_seed_does_not_order_two_gates(verdict: Callable[..., ClaimResult]) -> None:
+@pytest.mark.parametrize(
+    ("claim", "scores", "links"),
+    [("E6-lenet", {"pfl_mf": 90.0, "pfl_mfe": 80.0}, 6), ("M1-glyphs", {"fedmn-works": 90.0}, 14)],
+)
+def test_one_seed_does_not_order_two_gates_nor_two_routers(
+    verdict: Callable[..., ClaimResult], claim: str, scores: dict[str, float], links: int
+) -> None:
     def ahead(_name: str, arm: str) -> float:
-        return {"pfl_mf": 90.0, "pfl_mfe": 80.0}.get(arm, 70.0)
+        return scores.get(arm, 70.0)
 
-    alone = verdict("E6-lenet", ahead, seeds=(0,))
-    assert alone.verdict == "undecided" and "6 of 6 hold" in alone.note and "second seed" in alone.note
-    two = verdict("E6-lenet", ahead, seeds=(0, 1))
+    alone = verdict(claim, ahead, seeds=(0,))
+    assert (
+        alone.verdict == "undecided"
+        and f"{links} of {links} hold" in alone.note
+        and "second seed" in alone.note
+    )
+    two = verdict(claim, ahead, seeds=(0, 1))
     assert two.verdict == "undecided" and "two seeds never decide" in two.note
-    assert verdict("E6-lenet", ahead, seeds=(0, 1, 2)).verdict == "held"
+    assert verdict(claim, ahead, seeds=(0, 1, 2)).verdict == "held"
 
 
 def test_a_run_that_converged_is_not_called_too_short_and_one_at_the_limit_is_named() -> None:

@@ -477,6 +477,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         group,
         f"{ours}: FedMN is above all seven other methods on each data set (Table II)",
         ahead(map(table2, names), own, *RIVALS),
+        starts="a router",
     )
     large = [name for name in names if name.startswith(("cifar100", "femnist"))]
     small = [name for name in names if name not in large]
@@ -487,6 +488,7 @@ def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn
         group,
         f"{ours}: FedMN leads FedEM on {' and '.join(large)}, and by more than on {' and '.join(small)} (Table II)",
         ahead(map(table2, large), own, "fedem") + [gain(high, low, own) for high in large for low in small],
+        starts="a router",
     )
     linked(
         f"M8{suffix}",
