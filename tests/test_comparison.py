@@ -176,7 +176,7 @@ def test_the_record_of_the_ledger_is_the_ledgers() -> None:
     ledger = Ledger(default_folder())
     record = comparison.record(ledger)
     page = explorers.comparison(record)
-    assert len(page) < 300_000, "the page must stay light"
+    assert len(page) < 320_000, "the page must stay light"  # of 500,000 bytes for all that is in its notebook
     assert [one["name"] for one in carried(page)["experiments"]] == [
         one["name"] for one in record["experiments"]
     ]
