@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +41,10 @@ def get_entry(record: dict[str, Any], experiment: str) -> dict[str, Any]:
 @pytest.mark.parametrize("clients", range(8))
 def test_accuracies_survive_the_encoding(clients: int) -> None:
     values = np.array([0, 1, 0.12345, 0.99996, np.nan, 0.5, 1])[:clients]
-    numbers = encode(values)
-    assert json.loads(json.dumps(numbers)) == numbers
+    words = encode(values)
+    assert len(words) == 3 * clients
     near = pytest.approx([0, 100, 12.34, 100, np.nan, 50, 100][:clients], abs=0.0051, nan_ok=True)
-    assert decode(numbers) == near and decode(numbers).shape == (clients,)
+    assert decode(words) == near and decode(words).shape == (clients,)
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 1.0001, 55.0, np.inf])
@@ -176,7 +175,7 @@ def test_the_record_of_the_ledger_is_the_ledgers() -> None:
     ledger = Ledger(default_folder())
     record = comparison.record(ledger)
     page = explorers.comparison(record)
-    assert len(page) < 320_000, "the page must stay light"  # of 500,000 bytes for all that is in its notebook
+    assert len(page) < 300_000, "the page must stay light"
     assert [one["name"] for one in carried(page)["experiments"]] == [
         one["name"] for one in record["experiments"]
     ]

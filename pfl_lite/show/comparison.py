@@ -32,8 +32,8 @@ SUMMARIES: dict[str, str] = {
 }
 
 
-def encode(accuracies: ArrayLike) -> list[int | None]:
-    """Accuracies (0 to 1) in hundredths of a point, None for NaN, where a client has no test image.
+def encode(accuracies: ArrayLike) -> str:
+    """Accuracies (0 to 1) in hundredths of a point, three digits of base 36 each, `---` for NaN, of no test image.
 
     Raises:
         InputError: an accuracy is outside 0 to 1.
@@ -41,12 +41,13 @@ def encode(accuracies: ArrayLike) -> list[int | None]:
     scaled = np.rint(SCALE * np.asarray(accuracies, dtype=float)).ravel()
     if ((scaled < 0) | (scaled > SCALE)).any():
         raise InputError("an accuracy is outside 0 to 1")
-    return [None if np.isnan(one) else int(one) for one in scaled]
+    return "".join(f"{np.base_repr(int(one), 36):0>3}" if one >= 0 else "---" for one in scaled)
 
 
-def decode(numbers: Sequence[int | None]) -> np.ndarray:
+def decode(words: str) -> np.ndarray:
     """What `encode` gave, in percent: whole numbers of hundredths of a point, or NaN."""
-    return np.array(numbers, dtype=float) / 100
+    each = (words[at : at + 3] for at in range(0, len(words), 3))
+    return np.array([np.nan if one == "---" else int(one, 36) / 100 for one in each])
 
 
 def worst_tenth(accuracies: ArrayLike) -> float:

@@ -3,8 +3,8 @@
   "use strict";
   const { sum, mean } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
-  // Hundredths of a point, null for a client without test images.
-  const decode = (numbers) => numbers.map((one) => (one === null ? NaN : one / 100));
+  // Hundredths of a point, three digits of base 36 each; `---`, of a client without test images, is no number.
+  const decode = (words) => (words.match(/.{3}/g) || []).map((word) => parseInt(word, 36) / 100);
 
   // The mean of the lowest tenth, of ceil(n / 10) numbers.
   function worstTenth(values) {
