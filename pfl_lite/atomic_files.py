@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import glob
+import gzip
 import json
 import math
 import os
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -21,6 +23,7 @@ import numpy as np
 from pfl_lite.errors import InputError
 
 ABANDONED = 3600.0  # seconds after which a half-written file is abandoned
+_GZIP = b"\x1f\x8b"  # how every file that gzip wrote begins
 
 
 def regular(path: Path | str) -> Path:
@@ -40,13 +43,18 @@ def regular(path: Path | str) -> Path:
 
 
 def read_json(source: Path | bytes) -> Any:
-    """What a JSON file, or its content, holds; NaN and infinities are None.
+    """What a JSON file, or its content, holds, be it compressed by gzip or not; NaN and infinities are None.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not valid JSON.
     """
     content = source if isinstance(source, bytes) else regular(source).read_bytes()
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"broken gzip: {error}") from error
     try:
         return json.loads(content.decode(), parse_constant=lambda _: None)
     except RecursionError as error:
@@ -156,9 +164,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any], **layout: Any) -> None:
-    """Write a JSON file, atomically."""
-    text = json.dumps(content, allow_nan=False, **(layout or {"indent": 1}))
-    write_bytes(path, f"{text}\n".encode())
+    """Write a JSON file, atomically, and compressed if its name ends in `.gz`; the same content makes the same bytes."""
+    text = json.dumps(content, allow_nan=False, **(layout or {"indent": 1})).encode() + b"\n"
+    write_bytes(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def script_json(record: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,21 @@ def test_a_file_that_breaks_its_schema_is_a_fault_and_stays_where_it_is(
     assert len(found.faults) == 1 and says in found.faults[0] and path.read_text() == text
     result = call("ledger", "check", "--ledger", ledger.folder)
     assert result.exit_code == 1 and says in result.stdout and result.stdout.endswith(": 1 fault\n")
+
+
+def test_a_large_file_that_is_not_packed_is_a_fault_and_one_with_a_packed_twin_too(ledger: Ledger) -> None:
+    run = make_run() | {"watch": {"alpha": {"0": [0.125] * 20_000}}}
+    packed = ledger.write(run)
+    found = check(ledger)
+    assert packed.suffix == ".gz" and found.faults == [] and found.bytes == packed.stat().st_size
+    loose = packed.with_suffix("")
+    loose.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert check(ledger).faults == ["toy/fedavg-seed0.json: fedavg-seed0.json.gz counts: keep one"]
+    packed.unlink()
+    assert check(ledger).faults == ["toy/fedavg-seed0.json: larger than 100 kB: pack it by `gzip -n9`"]
+    assert ledger.get("toy", "fedavg", 0) == run, "it is read all the same"
+    subprocess.run(["gzip", "-n9", loose], check=True)
+    assert check(ledger).faults == [] and ledger.get("toy", "fedavg", 0) == run
 
 
 def test_a_run_that_is_kept_twice_is_a_fault_wherever_it_was_computed(ledger: Ledger) -> None:

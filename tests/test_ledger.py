@@ -1,5 +1,6 @@
 """The ledger keeps its promises: nothing overwritten, nothing lost, nothing damaged used in silence."""
 
+import gzip
 import json
 import math
 import shutil
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.results.ledger import Ledger, default_folder
+from pfl_lite.results.ledger import PACKED, WATCH_DIGITS, Ledger, default_folder
 
 
 def make_run(arm="fedavg", seed=0, rounds=2, complete=True, **config):
@@ -134,6 +135,45 @@ def test_an_unfinished_run_is_replaced(ledger):
     assert ledger.check(make_run())
     ledger.write(make_run())
     assert ledger.read("toy") == [make_run()]
+
+
+def watched(rounds=2, floats=20_000):
+    """A run whose file is large."""
+    return make_run(rounds=rounds) | {"watch": {"alpha": {"0": [n / 7 for n in range(floats)]}}}
+
+
+def test_a_large_run_is_kept_packed_and_read_like_any_other(ledger):
+    small = ledger.write(make_run(rounds=2))
+    packed = ledger.write(watched(rounds=3))
+    assert packed.name == "fedavg-seed0.json.gz" and not small.exists()
+    content = packed.read_bytes()
+    assert len(content) < PACKED < len(gzip.decompress(content))
+    for reader in (ledger, Ledger(ledger.folder)):
+        kept = reader.get("toy", "fedavg", 0)
+        assert kept["watch"]["alpha"]["0"][5] == round(5 / 7, WATCH_DIGITS) and len(kept["rounds"]) == 4
+        assert reader.read("toy") == [kept] and reader.has("toy", "fedavg", 0, 3)
+    assert not ledger.check(watched(rounds=3)) and ledger.check(watched(rounds=4))
+    with pytest.raises(InputError, match=r"fedavg-seed0\.json\.gz already holds .*\(other: lr\)"):
+        ledger.write(make_run(rounds=4, lr=0.1))
+    packed.unlink()
+    assert ledger.write(watched(rounds=3)).read_bytes() == content, "a file depends on its content alone"
+    assert ledger.write(make_run(rounds=5)) == packed, "once packed, always packed: no run has two files"
+    assert [path.name for path in small.parent.iterdir()] == [packed.name]
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged and not used")
+@pytest.mark.parametrize("broken", [b"\x1f\x8b", b"\x1f\x8b\x09" + bytes(20), gzip.compress(b"{")])
+def test_a_broken_packed_run_is_named_and_set_aside(ledger, broken):
+    path = ledger.write(watched())
+    path.write_bytes(broken)
+    with pytest.warns(UserWarning, match="damaged and not used: it is not valid JSON"):
+        assert Ledger(ledger.folder).read("toy") == []
+    whole = gzip.compress(json.dumps(watched()).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match="damaged"):
+        assert Ledger(ledger.folder).read("toy") == []
+    with pytest.warns(UserWarning, match=r"set aside as fedavg-seed0\.json\.gz\.damaged"):
+        assert Ledger(ledger.folder).write(watched()) == path
 
 
 def test_a_search_may_grow_but_not_shrink(ledger):

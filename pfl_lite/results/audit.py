@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pfl_lite.config import MACHINE_KEYS, with_defaults
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_experiment, home_of, members
-from pfl_lite.results.ledger import Ledger, Run, flat, unlike
+from pfl_lite.results.ledger import ENDS, PACKED, Ledger, Run, flat, unlike
 from pfl_lite.results.plan import Plan
 
 AGREE = 1e-4  # what a mean of final accuracies may be off from its last round's, whose digits are rounded
@@ -45,12 +45,14 @@ def check(ledger: Ledger) -> Findings:
             continue  # a checkpoint, or a file that is being written
         found.files, found.bytes = found.files + 1, found.bytes + path.lstat().st_size
         name = within.as_posix()
-        if path.suffix != ".json":
+        if not name.endswith(ENDS):
             found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
             continue
         entry, problem = ledger.examine(path)
         if problem is not None:
             found.faults.append(f"{name}: {problem}")
+        elif path.suffix == ".json" and path.lstat().st_size > PACKED:
+            found.faults.append(f"{name}: larger than {PACKED // 1000} kB: pack it by `gzip -n9`")
         elif entry is not None and entry["kind"] != "search":
             (runs if entry["kind"] == "run" else attempts).append((name, entry))
     if found.bytes > LARGEST:

@@ -1,8 +1,8 @@
 """The ledger: a small JSON file for every run, every attempt that diverged and every search, in `data/results/<experiment>/`.
 
-Tables, claims and figures read these files and change none.  A complete run gives way to nothing but the same run for more
-rounds, a damaged file is named, and set aside where a new entry takes its place, and every file is written in one step: a killed
-sweep leaves no halves.
+Tables, claims and figures read these files and change none; a large one is kept as gzip packs it.  A complete run gives way to
+nothing but the same run for more rounds, a damaged file is named, and set aside where a new entry takes its place, and every file
+is written in one step: a killed sweep leaves no halves.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ KINDS: dict[str, schema.Rule] = {
         }
     ),
 }
+ENDS = (".json", ".json.gz")
+PACKED = 100_000  # bytes above which an entry is kept compressed, as `.json.gz`
 WATCH_DIGITS = 4  # after the point: alpha of 50 clients and ten branches would fill the ledger with digits that are never read
 
 
@@ -148,7 +150,9 @@ class Ledger:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
                 raise InputError(f"'{name}' cannot be a file's name: use letters, digits and - _ . + only")
         name = f"search-{arm}" if seed is None else f"{arm}-seed{seed}"
-        return self.folder / experiment / f"{name}{'' if attempt is None else f'-diverged{attempt}'}.json"
+        path = self.folder / experiment / f"{name}{'' if attempt is None else f'-diverged{attempt}'}.json"
+        packed = path.with_suffix(".json.gz")
+        return packed if os.path.lexists(packed) else path
 
     @contextmanager
     def reserved(self, experiment: str) -> Iterator[None]:
@@ -196,8 +200,9 @@ class Ledger:
             return None, f"it is not valid JSON ({error})"
         problem = fault(entry)
         try:
-            if problem is None and self._path_of(entry) != path:
-                problem = "its name and its contents disagree"
+            if problem is None and (where := self._path_of(entry)) != path:
+                packed = where == path.with_suffix(".json.gz")
+                problem = f"{where.name} counts: keep one" if packed else "its name and its contents disagree"
         except InputError as error:
             problem = str(error)
         return (entry if problem is None else None), problem
@@ -233,8 +238,10 @@ class Ledger:
 
     def _entries(self, experiment: str, kind: str) -> list[Run]:
         folder = self.path(experiment, "any", 0).parent
-        files = sorted(file for file in folder.glob("*.json") if not file.name.startswith("."))
-        found = [entry for entry in map(self._load, files) if entry is not None and entry["kind"] == kind]
+        files = [file for end in ENDS for file in folder.glob(f"*{end}") if not file.name.startswith(".")]
+        found = [
+            entry for entry in map(self._load, sorted(files)) if entry is not None and entry["kind"] == kind
+        ]
         return sorted(found, key=lambda entry: (entry["arm"], entry.get("seed", 0)))
 
     def read(self, experiment: str, *, unfinished: bool = False) -> list[Run]:
@@ -248,7 +255,8 @@ class Ledger:
     def diverged(self, experiment: str, arm: str = "*", seed: int | None = None) -> list[Run]:
         """The attempts (at one arm's run with one seed) that diverged and after which another candidate took over, in order."""
         folder = self.path(experiment, "any", 0).parent
-        files = folder.glob(f"{arm}-seed{'*' if seed is None else seed}-diverged*.json")
+        stem = f"{arm}-seed{'*' if seed is None else seed}-diverged*"
+        files = [file for end in ENDS for file in folder.glob(f"{stem}{end}")]
         found = [entry for entry in map(self._load, sorted(files)) if entry is not None]
         return sorted(found, key=lambda entry: (entry["arm"], entry["seed"], entry["attempt"]))
 
@@ -307,8 +315,12 @@ class Ledger:
                 watched, parse_float=lambda digits: round(float(digits), WATCH_DIGITS)
             )
         self._set_aside(path)
-        write_json(path, entry, separators=(",", ":"))
-        return path
+        large = len(json.dumps(entry, separators=(",", ":"))) >= PACKED
+        target = path.with_suffix(".json.gz") if large and path.suffix == ".json" else path
+        write_json(target, entry, separators=(",", ":"))
+        if target != path:
+            path.unlink(missing_ok=True)  # the same run for fewer rounds
+        return target
 
     def frame(self, experiment: str) -> pd.DataFrame:
         """Per-client numbers of the complete runs, tidy: one row a run, round, client and quantity.
