@@ -593,6 +593,18 @@ def test_one_seed_does_not_order_two_gates_nor_two_routers(
     assert verdict(claim, ahead, seeds=(0, 1, 2)).verdict == "held"
 
 
+@pytest.mark.parametrize(("of_the_others", "decided"), [(80.0, "failed"), (70.0, "undecided")])
+def test_a_link_with_seeds_enough_refutes_a_claim_though_another_has_one(
+    verdict: Callable[..., ClaimResult], of_the_others: float, decided: str
+) -> None:
+    levels_of = {"fedmn-works": 75.0, "fedem": 90.0, "rest": of_the_others}
+    assert verdict("M1-glyphs", levels(**levels_of), seeds=(0,)).verdict == "undecided"
+    result = verdict(
+        "M1-glyphs", levels(**levels_of | {"fedem": None}), seeds=(1, 2)
+    )  # of FedEM one seed alone
+    assert result.verdict == decided and ("second seed" in result.note) is (decided == "undecided")
+
+
 def test_a_run_that_converged_is_not_called_too_short_and_one_at_the_limit_is_named() -> None:
     experiment = get_experiment("pfedmb-table2-random2-50", "paper")
     runs = {arm: some[:1] for arm, some in runs_of(experiment, Ledger()).items()}

@@ -370,7 +370,8 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         )
         decided = "failed" if refuted else "held" if held == len(links) else "undecided"
         note = "; ".join([note, *p_said(min(max(above), *against), level)])
-        seeds = min(len(some) for one in refuted or known for some in one.seeds(runs).values())
+        seeds_of = [min(map(len, one.seeds(runs).values())) for one in refuted or known]
+        seeds = max(seeds_of) if refuted else min(seeds_of)  # one link refutes a claim, and all hold it
         if starts and seeds == 1 and decided != "undecided":
             decided = "undecided"
             note += f"; {starts} has one random start a seed, so a verdict needs a second seed"
