@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 from pfl_lite import __version__
 from pfl_lite.__main__ import main as main
 from pfl_lite.errors import InputError, unknown
+from pfl_lite.schema import check_bounds
 
 LONGEST = 500  # characters of a sentence
 LISTS_HELP = (
@@ -503,6 +504,7 @@ def run(
     if twice := sorted((own.keys() & options.keys()) | (named.keys() & (own.keys() | options.keys()))):
         raise InputError(f"{twice[0]} is given twice: give it once")
     own |= named
+    check_bounds(settings)
     prepare(workers, settings["device"])
     from pfl_lite.config import make_config
 
@@ -589,6 +591,7 @@ def compare(
             )
         name, own = named_method(word)
         rows[word] = {"method": name} | own
+    check_bounds(settings)
     prepare(workers, settings["device"])
     from pfl_lite.comparing import compare as table
     from pfl_lite.show.text import FORMATS, render

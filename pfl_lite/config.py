@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
@@ -17,15 +16,7 @@ from pfl_lite.methods import METHODS, Method, convert, convert_settings, make_me
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import auto_network
 
-SGD_BOUNDS: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("batch_size", lambda value: value >= 1, "1 or more"),
-    ("lr", lambda value: value > 0, "positive"),
-    ("momentum", lambda value: value >= 0, "0 or more"),
-    ("momentum", lambda value: value < 1, "below 1"),
-    ("weight_decay", lambda value: value >= 0, "0 or more"),
-)
-"""What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
-TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in SGD_BOUNDS))
+TUNING = tuple(dict.fromkeys(f"ft_{name}" for name, _, _ in schema.SGD_BOUNDS))
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 WORDS: dict[str, tuple[str, ...]] = {
     "split": tuple(SPLIT_MODES),
@@ -134,14 +125,7 @@ class RunConfig:
     """On a GPU: products in TF32, which keeps 10 bits of a float32's 23; False: exact ones."""
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "epochs", "eval_every"):
-            self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("unseen", "seed", "patience", "ft_epochs", "ft_every", "clients_per_batch"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
-        for prefix in ("", "ft_"):
-            for name, right, wanted in SGD_BOUNDS:
-                value = getattr(self, prefix + name)
-                self._check(prefix + name, value is None or right(value), wanted)
+        schema.check_bounds(vars(self))
         for name in (*TUNING, "ft_factors"):
             idle = getattr(self, name) in (None, "") or self.ft_epochs > 0
             self._check_beside(name, idle, "left out unless ft_epochs is positive")

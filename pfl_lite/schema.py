@@ -1,4 +1,4 @@
-"""What values in files may be: a rule says of a value what is wrong with it, and where; None if nothing is."""
+"""What values in files and in settings may be: a rule says of a value what is wrong with it, and where; None if nothing is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,44 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pfl_lite.errors import InputError
+
 Rule = Callable[[Any], str | None]
 
 LARGE = 2**31 - 1  # more of anything that is counted is a mistake
 WIDE = 1e30  # a setting beyond it leaves no number finite
 MOST = 1e300  # of a loss, or of seconds
+
+Bounds = tuple[tuple[str, Callable[[float], bool], str], ...]
+
+SGD_BOUNDS: Bounds = (
+    ("batch_size", lambda value: value >= 1, "1 or more"),
+    ("lr", lambda value: value > 0, "positive"),
+    ("momentum", lambda value: value >= 0, "0 or more"),
+    ("momentum", lambda value: value < 1, "below 1"),
+    ("weight_decay", lambda value: value >= 0, "0 or more"),
+)
+"""What local SGD takes: setting, whether a value is right, what would be right; fine-tuning has its own under `ft_`."""
+_FROM_ONE = "clients", "rounds", "epochs", "eval_every"
+_FROM_ZERO = "unseen", "seed", "patience", "ft_epochs", "ft_every", "clients_per_batch"
+BOUNDS: Bounds = (
+    *((name, lambda value: value >= 1, "1 or more") for name in _FROM_ONE),
+    *((name, lambda value: value >= 0, "0 or more") for name in _FROM_ZERO),
+    *SGD_BOUNDS,
+    *((f"ft_{name}", right, wanted) for name, right, wanted in SGD_BOUNDS),
+)
+"""The same of every number of a run that is right or wrong by itself."""
+
+
+def check_bounds(settings: Mapping[str, Any]) -> None:
+    """Check the numbers among a run's settings; here, so that the command line can do it before it loads torch.
+
+    Raises:
+        InputError: one is out of its bounds.
+    """
+    for name, right, wanted in BOUNDS:
+        if (value := settings.get(name)) is not None and not right(value):
+            raise InputError(f"{name} must be {wanted}, not {value}")
 
 
 def said(value: Any, wanted: str) -> str:

@@ -451,9 +451,10 @@ def test_a_method_of_one_s_own_is_known_too(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow  # starts Python
 @pytest.mark.parametrize(
     "words", [["run", "fedavgg"], ["compare", "local:x=1", "fedavgg"], ["methods", "fedavgg"],
-              ["run", "local", "--data", "digit"], ["run", "local", "--partition", "dirichlet"]],
+              ["run", "local", "--data", "digit"], ["run", "local", "--partition", "dirichlet"],
+              ["run", "local", "--lr", "-1"], ["compare", "local", "--ft-momentum", "1"]],
 )  # fmt: skip
-def test_a_mistyped_name_is_refused_before_torch_is_loaded(words: list[str]) -> None:
+def test_a_mistake_is_refused_before_torch_is_loaded(words: list[str]) -> None:
     code = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); from pfl_lite.cli import app; app()"
     result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert result.returncode == 2 and result.stderr.startswith("pfl-lite: ") and result.stdout == "False\n"

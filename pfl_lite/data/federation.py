@@ -261,7 +261,7 @@ class Federation:
         if numbers:
             means = torch.stack([self.labels[part].mean() for part in self.train]).double()
             spread = f"{means.min():>8.2f}{means.quantile(0.5):>10.2f}{means.max():>8.2f}"
-            lines.append(f"{'mean of the target':<22}{spread}  (in standard deviations of all clients' rows)")
+            lines.append(f"{'mean of the target':<22}{spread}  (in standard deviations of all rows)")
         else:
             lines += self._classes_told()
         if self.groups is not None:
