@@ -15,7 +15,12 @@ LARGE = 2**31 - 1  # more of anything that is counted is a mistake
 WIDE = 1e30  # a setting beyond it leaves no number finite
 MOST = 1e300  # of a loss, or of seconds
 
-Bounds = tuple[tuple[str, Callable[[float], bool], str], ...]
+Bounds = tuple[tuple[str, Callable[[Any], bool], str], ...]
+
+
+def _or_none(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or right(value)
+
 
 SGD_BOUNDS: Bounds = (
     ("batch_size", lambda value: value >= 1, "1 or more"),
@@ -31,7 +36,7 @@ BOUNDS: Bounds = (
     *((name, lambda value: value >= 1, "1 or more") for name in _FROM_ONE),
     *((name, lambda value: value >= 0, "0 or more") for name in _FROM_ZERO),
     *SGD_BOUNDS,
-    *((f"ft_{name}", right, wanted) for name, right, wanted in SGD_BOUNDS),
+    *((f"ft_{name}", _or_none(right), wanted) for name, right, wanted in SGD_BOUNDS),
 )
 """The same of every number of a run that is right or wrong by itself."""
 
@@ -43,8 +48,8 @@ def check_bounds(settings: Mapping[str, Any]) -> None:
         InputError: one is out of its bounds.
     """
     for name, right, wanted in BOUNDS:
-        if (value := settings.get(name)) is not None and not right(value):
-            raise InputError(f"{name} must be {wanted}, not {value}")
+        if name in settings and not right(settings[name]):
+            raise InputError(f"{name} must be {wanted}, not {settings[name]}")
 
 
 def said(value: Any, wanted: str) -> str:
