@@ -164,8 +164,13 @@ def test_a_large_run_is_kept_packed_and_read_like_any_other(ledger):
 @pytest.mark.filterwarnings("ignore:.*damaged and not used")
 @pytest.mark.parametrize(
     "broken",
-    [b"\x1f\x8b", b"\x1f\x8b\x09" + bytes(20), gzip.compress(b"{", mtime=0)],
-    ids=["cut", "no gzip", "no JSON"],
+    [
+        b"\x1f\x8b",
+        b"\x1f\x8b\x09" + bytes(20),
+        gzip.compress(b"{", mtime=0),
+        gzip.compress(b"{}")[:10] + b"\xff" * 20,
+    ],
+    ids=["cut", "no gzip", "no JSON", "garbled"],
 )
 def test_a_broken_packed_run_is_named_and_set_aside(ledger, broken):
     path = ledger.write(watched())

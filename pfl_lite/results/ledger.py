@@ -236,12 +236,14 @@ class Ledger:
             path.rename(aside)
         warnings.warn(f"ledger file {path} was damaged: it is set aside as {aside.name}", stacklevel=3)
 
-    def _entries(self, experiment: str, kind: str) -> list[Run]:
+    def _files(self, experiment: str, stem: str = "*") -> list[Path]:
         folder = self.path(experiment, "any", 0).parent
-        files = [file for end in ENDS for file in folder.glob(f"*{end}") if not file.name.startswith(".")]
-        found = [
-            entry for entry in map(self._load, sorted(files)) if entry is not None and entry["kind"] == kind
-        ]
+        files = [file for end in ENDS for file in folder.glob(f"{stem}{end}")]
+        return sorted(file for file in files if not file.name.startswith("."))
+
+    def _entries(self, experiment: str, kind: str) -> list[Run]:
+        files = self._files(experiment)
+        found = [entry for entry in map(self._load, files) if entry is not None and entry["kind"] == kind]
         return sorted(found, key=lambda entry: (entry["arm"], entry.get("seed", 0)))
 
     def read(self, experiment: str, *, unfinished: bool = False) -> list[Run]:
@@ -254,10 +256,8 @@ class Ledger:
 
     def diverged(self, experiment: str, arm: str = "*", seed: int | None = None) -> list[Run]:
         """The attempts (at one arm's run with one seed) that diverged and after which another candidate took over, in order."""
-        folder = self.path(experiment, "any", 0).parent
-        stem = f"{arm}-seed{'*' if seed is None else seed}-diverged*"
-        files = [file for end in ENDS for file in folder.glob(f"{stem}{end}")]
-        found = [entry for entry in map(self._load, sorted(files)) if entry is not None]
+        files = self._files(experiment, f"{arm}-seed{'*' if seed is None else seed}-diverged*")
+        found = [entry for entry in map(self._load, files) if entry is not None]
         return sorted(found, key=lambda entry: (entry["arm"], entry["seed"], entry["attempt"]))
 
     def get(self, experiment: str, arm: str, seed: int | None) -> Run | None:
