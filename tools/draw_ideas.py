@@ -401,80 +401,73 @@ IDEAS: dict[str, Idea] = {
         upload, "what-an-upload-tells", "cell-01",
         "Left, a handwritten 0 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns: the top row, for class 0, is in "
         "strong red and blue, the other rows are pale. Right, the same handwritten 0 again.",
-        "The left picture is one image from Fairview's mail, a 0. The middle one is the gradient that Fairview sends for it, "
-        "with a row per class, 0 at the top, and the bias in the last column. What to see: the row of the true class stands out. "
-        "Divide this row by its last entry, and you get the image back exactly (right).",
+        "Left: an image from Fairview's mail, a 0. Middle: the gradient that Fairview sends, one row per "
+        "class. What to see: the true class's row, divided by its last entry, the bias, gives the image back "
+        "(right).",
     ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",
         "Three triangles with corners A, B and C, each with 150 dots. For concentration 0.1 almost all dots "
         "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
         "middle.",
-        "Each dot is one class, dealt out to three offices: at corner A, Ashford has all of it; in the middle, "
-        "each office has a third. What to see: as the concentration $a$ grows, the dots move from the corners to the "
-        "middle. A dot has the color of the office with the largest share.",
+        "Each dot is one class, dealt out to three offices; at corner A, Ashford has all of it. What to see: "
+        "as the concentration $a$ grows, the dots move from the corners to the middle.",
     ),
     "envelope": Idea(
         envelope, "two-models-one-tie", "cell-10",
         "A loss made of straight pieces, with three corners, and, below it, a smooth curve that touches it at its "
         "lowest point. From the point w on the smooth curve a dotted parabola opens downward and touches the loss at"
         " theta, to the left of w.",
-        "A loss in one parameter and its Moreau envelope, computed for $\\lambda = 1$. The parabola has its"
-        " top above $w$ and touches the loss from below at $\\theta$. The height of its top is the envelope's value"
-        " $F(w)$. What to see: the envelope has the same lowest point as the loss, but no corners. So $w$ moves on smooth "
-        "ground.",
+        r"A loss and its Moreau envelope ($\lambda = 1$). The parabola touches the loss at $\theta$; its top, "
+        r"above $w$, has the height $F(w)$. What to see: the envelope has the same lowest point, but no "
+        r"corners.",
     ),
     "jensen": Idea(
         jensen, "mixtures", "cell-06",
         "The curve of the logarithm with two points on it and the chord between them. Halfway, a vertical "
         "arrow marks the gap between the curve, labeled log of the mean, and the chord below it, labeled mean"
         " of the logs.",
-        "Jensen's inequality in one picture: two models give an image's label the probabilities 0.1 and 0.9. "
-        "What to see: the logarithm bends down, so the mean of the logs (chord) lies below the log of the "
-        "mean (curve). In the equations that follow, the bound uses the chord, and the E-step chooses weights "
-        "$q$ that close the gap.",
+        "Jensen's inequality: two models give an image's label the probabilities 0.1 and 0.9. What to see: "
+        "the logarithm bends down, so the mean of the logs (chord) lies below the log of the mean (curve).",
     ),
     "bootstrap": Idea(
         bootstrap, "one-model-or-many", "cell-18",
         "Three panels with one vertical axis. Left, ten dots and their mean. Middle, three columns in which "
         "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
         "2,000 such means with a band for 95 percent.",
-        "The bootstrap on ten made-up differences. Each new draw takes ten differences *with replacement*: "
-        "the larger dots were drawn more than once, the missing dots not at all. What to see: the means move from draw to draw, "
-        "and the middle 95% of them form the interval.",
+        "The bootstrap draws ten made-up differences again, *with replacement*: larger dots came more than "
+        "once, missing dots not at all. What to see: the means move from draw to draw, and their middle 95% "
+        "form the interval.",
     ),
     "two-tests": Idea(
         two_tests, "a-gate-between-two-experts", "cell-17",
         "Two bar charts with the same heights, 0.9 for zeros and 0.6 for ones. On the left the bars are 0.8 and 0.2 "
         "wide and the area is 0.84. On the right both bars are 0.5 wide and the area is 0.75.",
-        "Ashford has one model and two test scores. A bar is as high as the accuracy on a class and as wide as the "
-        "share of that class in the test, so the area is the score. What to see: between the two tests, only the "
-        "widths change.",
+        "Ashford's one model in two tests. Height is the accuracy on a class, width the class's share of the "
+        "test, and area the score. What to see: only the widths change.",
     ),
     "participation": Idea(
         participation, "lab-federated-learning-in-twenty-lines", "cell-30",
         "A table of eight offices and twelve rounds. In every column two squares are filled in their offices'"
         " colors; some offices wait for several rounds before their first turn, and Dunmore gets none.",
-        "In each round the server asks two of the eight offices ($C = 1/4$). What to see: rows have long gaps, so the "
-        "model may train for many rounds without a given office, and Dunmore is never asked. Only the offices "
-        "with *filled* squares count in a round.",
+        "In each round the server asks two of eight offices ($C = 1/4$); only *filled* squares count. What to "
+        "see: rows have long gaps, so the model trains without an office for many rounds; Dunmore is never "
+        "asked.",
     ),
     "variates": Idea(
         variates, "pulling-towards-the-centre", "cell-07",
         "Left, three arrows from one point in different directions, for three offices, and their mean c. "
         "Right, dashed arrows lead from the tip of each office's arrow to the tip of c.",
         "SCAFFOLD's control variates. Left: three offices' gradients at one point, and their mean $c$. Right: "
-        "each office adds $c - c_i$ (dashed) to its own gradient. What to see: after the correction, all three "
-        "offices walk in the mean direction. As they walk on, their gradients change, and the $c_i$ are a little "
-        "out of date.",
+        "each office adds $c - c_i$ (dashed). What to see: after the correction, all three offices walk in "
+        "the mean direction.",
     ),
     "marginals": Idea(
         marginals, "assembling-a-network-per-client", "cell-29",
         "Two tables of label and shape, one for Ashford and one for Easton. Ashford's images lie on "
         "one diagonal, Easton's on the other. The sums of rows and columns are 20 everywhere in both tables.",
-        "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: the sums of rows "
-        "and of columns are all equal. A router that reads the mean of the images and the mean of the "
-        "labels sees nothing but these sums, so it cannot tell the two offices apart.",
+        "Ashford calls a stroke 1 and a hook 7, Easton the other way around. What to see: all sums of rows "
+        "and columns are equal, and a router that reads only means sees nothing but these sums.",
     ),
     "scheduler": Idea(
         scheduler, "many-machines", "floors",
