@@ -801,7 +801,8 @@ def ledger_missing(
 
     Example: `pfl-lite ledger missing pfedmb-table1`
 
-    A time is the median of the same rows' results in the ledger.
+    A time is the median of the same rows' results in the ledger, on processors
+    if some were trained there.
     """
     from pfl_lite.results.audit import missing
     from pfl_lite.results.ledger import Ledger

@@ -202,6 +202,18 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
         )
 
 
+def test_a_gap_s_time_is_a_processor_s_if_one_trained_the_rows(tiny: str, ledger: Ledger) -> None:  # noqa: F811
+    for key, seed, device, seconds in (
+        ("fedavg", 0, "cpu (x86_64)", 40.0), ("local", 0, "NVIDIA H200", 2.0), ("pfedmb", 0, "NVIDIA H200", 3.0),
+        ("local", 1, "cpu (x86_64)", 7.0),
+    ):  # fmt: skip
+        ledger.write(make_run(key, seed) | {"experiment": tiny, "device": device, "seconds": seconds})
+    found = {item.command.split()[4]: (item.seconds, item.gpu) for item in missing(tiny, ledger)}
+    assert found == {"fedavg": (40.0, False), "pfedmb": (3.0, True), "pfedmb-plain": (None, False)}
+    text = render_missing(missing(tiny, ledger))
+    assert "1 result, about 3 s each on a GPU" in text and "about 40 s each  " in text
+
+
 def test_gaps_without_a_run_to_measure_by_name_no_time(ledger: Ledger) -> None:
     assert named("pflmoe-fmnist-lenet-0.9", ledger, "paper")[0] == (
         "pfl-lite reproduce pflmoe-fmnist-lenet-0.9 --methods "

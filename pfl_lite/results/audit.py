@@ -156,15 +156,19 @@ class Missing(NamedTuple):
     command: str
     results: int
     seconds: float | None
-    """The median of the same rows' complete runs; None where there is none yet."""
+    """The median of the same rows' complete runs on processors, or else on GPUs; None where there is none yet."""
     after: str
     unavailable: bool = False
+    gpu: bool = False
+    """Whether the seconds are those of GPUs, because no processor has trained these rows yet."""
 
     @property
     def takes(self) -> str:
         """`2 results, about 812 s each`, or only their number where no result of these rows is there."""
         number = f"{self.results} result{'s' * (self.results != 1)}"
-        return number if self.seconds is None else f"{number}, about {self.seconds:.0f} s each"
+        if self.seconds is None:
+            return number
+        return f"{number}, about {self.seconds:.0f} s each{' on a GPU' * self.gpu}"
 
 
 def missing(name: str, ledger: Ledger, budget: str = DEFAULT_BUDGET) -> list[Missing]:
@@ -209,7 +213,7 @@ def gaps_of(
     for arm in plan.arms:
         if arm.grid and plan.searching is experiment and plan.known(arm) and plan.chosen(arm) is None:
             gaps.setdefault(arm.key, [])
-    together: dict[tuple[str, str, float | None], tuple[list[str], int]] = {}
+    together: dict[tuple[str, str, float | None, bool], tuple[list[str], int]] = {}
     for training, some in gaps.items():
         keys = list(dict.fromkeys(arm.key for arm, _ in some)) or [training]
         lacking = sorted({seed for _, seed in some})
@@ -219,13 +223,22 @@ def gaps_of(
             after = plan.searching.command(plan.source(first).key)
         elif waits := [seed for seed in lacking if plan.awaits(first, seed)]:
             after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
-        known = [run["seconds"] for run in ledger.read(experiment.name) if run["arm"] in keys]
-        row = ",".join(map(str, lacking)), after, median(known) if known else None
+        known: dict[bool, list[float]] = {False: [], True: []}  # on a GPU?
+        for run in ledger.read(experiment.name):
+            if run["arm"] in keys:
+                known[not run.get("device", "cpu").startswith("cpu")].append(run["seconds"])
+        times = known[False] or known[True]
+        row = (
+            ",".join(map(str, lacking)),
+            after,
+            median(times) if times else None,
+            not known[False] and bool(times),
+        )
         others, number = together.get(row, ([], 0))
         together[row] = [*others, *keys], number + len(some)
     found = [
-        Missing(experiment.command(",".join(keys), seeds), number, time, after, experiment.unavailable)
-        for (seeds, after, time), (keys, number) in together.items()
+        Missing(experiment.command(",".join(keys), seeds), number, time, after, experiment.unavailable, gpu)
+        for (seeds, after, time, gpu), (keys, number) in together.items()
     ]
     for arm in experiment.arms if arms is None else arms:
         home, own = home_of(experiment, arm)
