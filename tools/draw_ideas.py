@@ -402,16 +402,16 @@ IDEAS: dict[str, Idea] = {
         "Left, a handwritten 0 of 8 by 8 pixels. Middle, a table of ten rows and 65 columns: the top row, for class 0, is in "
         "strong red and blue, the other rows are pale. Right, the same handwritten 0 again.",
         "Left: an image from Fairview's mail, a 0. Middle: the gradient that Fairview sends, one row per "
-        "class. What to see: the true class's row, divided by its last entry, the bias, gives the image back "
-        "(right).",
+        "class. What to see: the true class's row (the top one), divided by its last entry, the bias, gives "
+        "the image back (right).",
     ),
     "simplex": Idea(
         simplex, "clients-are-not-alike", "cell-15",
         "Three triangles with corners A, B and C, each with 150 dots. For concentration 0.1 almost all dots "
         "lie in the corners and on the edges, for 1 they are spread evenly, for 10 they crowd around the "
         "middle.",
-        "Each dot is one class, dealt out to three offices; at corner A, Ashford has all of it. What to see: "
-        "as the concentration $a$ grows, the dots move from the corners to the middle.",
+        "Each dot is one class, dealt out to three offices (its color: the largest share); at corner A, Ashford has "
+        "all of it. What to see: as the concentration $a$ grows, the dots move from the corners to the middle.",
     ),
     "envelope": Idea(
         envelope, "two-models-one-tie", "cell-10",
