@@ -297,8 +297,7 @@ class LabelGroups(Partitioner):
         _check_concentration(self.usage, ALPHA=self.alpha)
 
     def piles(self, classes: int, rng: np.random.Generator) -> np.ndarray:
-        _check_groups(self.spec, self.count, classes)
-        return _consecutive(classes, self.count)[rng.permutation(classes)]
+        return _class_groups(self.spec, self.count, classes)[rng.permutation(classes)]
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         counts = np.zeros((clients, len(sizes)), dtype=np.int64)
@@ -386,11 +385,6 @@ class _Grouped(Partitioner):
             )
         return _consecutive(clients, self.count)
 
-    def _blocks(self, classes: int) -> np.ndarray:
-        """The block of every class, int64 [classes], cut like the clients."""
-        _check_groups(self.spec, self.count, classes)
-        return _consecutive(classes, self.count)
-
 
 @dataclass(frozen=True)
 class Blocks(_Grouped):
@@ -406,7 +400,7 @@ class Blocks(_Grouped):
     least: ClassVar[int] = 1
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        group, block = self.groups(clients), self._blocks(len(sizes))
+        group, block = self.groups(clients), _class_groups(self.spec, self.count, len(sizes))
         return _normalise((group[:, None] == block[None, :]).astype(float))
 
 
@@ -429,7 +423,7 @@ class Concept(_Grouped):
 
     def relabelling(self, clients: int, classes: int) -> np.ndarray:
         group = self.groups(clients)
-        self._blocks(classes)  # with G <= K the shifts 0, s, ..., (G-1)*s are different modulo K
+        _class_groups(self.spec, self.count, classes)  # G <= K: the shifts 0, s, ..., (G-1)*s differ modulo K
         return (np.arange(classes)[None, :] + (classes // self.count) * group[:, None]) % classes
 
 
@@ -519,11 +513,13 @@ def apportion(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return counts
 
 
-def _check_groups(spec: str, count: int, classes: int) -> None:
+def _class_groups(spec: str, count: int, classes: int) -> np.ndarray:
+    """The group of every class, int64 [classes], by `_consecutive`; raises InputError for more groups than classes."""
     if count > classes:
         raise InputError(
             f"partition '{spec}' makes {count} groups: use {classes} or fewer, this data set has {classes} classes"
         )
+    return _consecutive(classes, count)
 
 
 def _check_concentration(usage: str, **values: float) -> None:
