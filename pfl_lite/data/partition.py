@@ -127,15 +127,9 @@ def partition_labels(
         sizes = np.bincount(train_kinds[train], minlength=classes)
         shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
 
-    rng = generator(seed, "deal")
-    parts = [
-        _deal(indices, of, shares, rng)
-        for indices, of in (
-            (train, train_kinds[train]),
-            (val, train_kinds[val]),
-            (np.arange(len(test_kinds)), test_kinds),
-        )
-    ]
+    rng, test = generator(seed, "deal"), np.arange(len(test_kinds))
+    pools = (train, train_kinds), (val, train_kinds), (test, test_kinds)
+    parts = [_deal(indices, kinds, shares, rng) for indices, kinds in pools]
     if any(len(part) == 0 for part in parts[0]):
         raise InputError(
             f"partition '{partitioner.spec}' leaves some of the {clients} clients without training images: "
@@ -481,9 +475,10 @@ def _fill_empty(counts: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def _deal(
-    indices: np.ndarray, labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator
+    indices: np.ndarray, kinds: np.ndarray, shares: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Deal images out by shares: sorted int64 index arrays, one a client, disjoint."""
+    """Deal images of some kinds (`kinds[indices]`) out by shares: sorted int64 index arrays, one a client, disjoint."""
+    labels = kinds[indices]
     clients, classes = shares.shape
     sizes = np.bincount(labels, minlength=classes)
     counts = _fill_empty(apportion(shares, sizes), shares)
