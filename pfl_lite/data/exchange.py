@@ -409,9 +409,9 @@ def read_fedscale(folder: Path, images: Images) -> list[ClientIndices]:
                 f"{path} names the sample '{other}': wanted is a number of ours, such as {whole}/7, or a row with its "
                 f"label for each of the {len(labels)} images, in their order"
             )
-        for k, ((client, *_), named) in enumerate(zip(rows, ours, strict=True)):
-            mine = found.setdefault(client, {name: [] for name in SPLITS})
-            mine[split].append(int(named[1]) if all(ours) and named else k)
+        numbers = [int(named[1]) for named in ours if named] if all(ours) else range(len(rows))
+        for (client, *_), number in zip(rows, numbers, strict=True):
+            found.setdefault(client, {name: [] for name in SPLITS})[split].append(number)
     names = [str(i) for i in range(len(found))]
     order = names if found.keys() == set(names) else list(found)
     parts = [{split: np.array(found[i][split], np.int64) for split in SPLITS} for i in order]
