@@ -504,7 +504,7 @@ def run(
     if twice := sorted((own.keys() & options.keys()) | (named.keys() & (own.keys() | options.keys()))):
         raise InputError(f"{twice[0]} is given twice: give it once")
     own |= named
-    check_bounds(settings)
+    check_bounds(options)
     prepare(workers, settings["device"])
     from pfl_lite.config import make_config
 
@@ -591,7 +591,7 @@ def compare(
             )
         name, own = named_method(word)
         rows[word] = {"method": name} | own
-    check_bounds(settings)
+    check_bounds(options)
     prepare(workers, settings["device"])
     from pfl_lite.comparing import compare as table
     from pfl_lite.show.text import FORMATS, render

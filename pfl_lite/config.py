@@ -125,13 +125,17 @@ class RunConfig:
     """On a GPU: products in TF32, which keeps 10 bits of a float32's 23; False: exact ones."""
 
     def __post_init__(self) -> None:
-        schema.check_bounds(vars(self))
+        given = {name: value for name, value in vars(self).items() if value is not None or name not in TUNING}
+        schema.check_bounds(given)
+        beside: schema.Bounds = (
+            ("unseen", lambda count: count < self.clients, f"below clients ({self.clients})"),
+            ("ft_factors", _are_factors, "numbers of 0 or more, as in 0,0.1,1"),
+            *((name, words.__contains__, f"one of {', '.join(words)}") for name, words in WORDS.items()),
+        )
+        schema.check_bounds(vars(self), beside)
         for name in (*TUNING, "ft_factors"):
             idle = getattr(self, name) in (None, "") or self.ft_epochs > 0
             self._check_beside(name, idle, "left out unless ft_epochs is positive")
-        self._check("participation", 0 < self.participation <= 1, "in (0, 1]")
-        self._check("unseen", self.unseen < self.clients, f"below clients ({self.clients})")
-        self._check("val_fraction", 0 <= self.val_fraction < 1, "in [0, 1)")
         idle = is_file(self.partition) and self.val_fraction != RunConfig.val_fraction
         self._check_beside(
             "val_fraction", not idle, "left out where a partition's file says who validates on what"
@@ -139,7 +143,6 @@ class RunConfig:
         self._check_beside(
             "ft_every", self.ft_every == 0 or self.ft_epochs > 0, "0 unless ft_epochs is positive"
         )
-        _ = self.tuning_factors
         looked = self.ft_every if self.ft_epochs else self.eval_every
         wanted = "0, or at least as many rounds as lie between two looks at the scored models"
         self._check_beside(
@@ -148,32 +151,17 @@ class RunConfig:
         for name in ("patience", "ft_factors"):
             known = self.val_fraction > 0 or not getattr(self, name)
             self._check_beside(name, known, "left out where there are no validation images")
-        for name, words in WORDS.items():
-            self._check(name, getattr(self, name) in words, f"one of {', '.join(words)}")
         check_device(self.device)
 
-    def _check(self, name: str, right: bool, wanted: str) -> None:
-        if not right:
-            raise InputError(f"{name} must be {wanted}, not {getattr(self, name)}")
-
     def _check_beside(self, name: str, right: bool, wanted: str) -> None:
-        """As `_check`, where another setting rules the value out: what is wrong with it is not the value."""
+        """Refuse a setting that another one rules out: what is wrong with it is not its value."""
         if not right:
             raise InputError(f"{name} must be {wanted}")
 
     @property
     def tuning_factors(self) -> tuple[float, ...]:
         """The numbers in `ft_factors`."""
-        try:
-            factors = tuple(float(word) for word in self.ft_factors.split(",") if self.ft_factors)
-        except ValueError:
-            factors = (-1.0,)
-        self._check(
-            "ft_factors",
-            all(0 <= one < float("inf") for one in factors),
-            "numbers of 0 or more, as in 0,0.1,1",
-        )
-        return factors
+        return tuple(float(word) for word in self.ft_factors.split(",") if self.ft_factors)
 
     @property
     def execution(self) -> ExecutionSettings:
@@ -232,6 +220,14 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     if kind is None:
         return filled
     return filled | {"method": {f.name: f.metadata.get("before", f.default) for f in fields(kind)} | own}
+
+
+def _are_factors(text: str) -> bool:
+    """Whether `ft_factors` may be this text."""
+    try:
+        return all(0 <= float(word) < float("inf") for word in text.split(",") if text)
+    except ValueError:
+        return False
 
 
 def check_device(device: str, valid: tuple[str, ...] = ("auto", "cpu", "cuda")) -> None:

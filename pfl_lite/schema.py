@@ -17,11 +17,6 @@ MOST = 1e300  # of a loss, or of seconds
 
 Bounds = tuple[tuple[str, Callable[[Any], bool], str], ...]
 
-
-def _or_none(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or right(value)
-
-
 SGD_BOUNDS: Bounds = (
     ("batch_size", lambda value: value >= 1, "1 or more"),
     ("lr", lambda value: value > 0, "positive"),
@@ -35,19 +30,21 @@ _FROM_ZERO = "unseen", "seed", "patience", "ft_epochs", "ft_every", "clients_per
 BOUNDS: Bounds = (
     *((name, lambda value: value >= 1, "1 or more") for name in _FROM_ONE),
     *((name, lambda value: value >= 0, "0 or more") for name in _FROM_ZERO),
+    ("participation", lambda value: 0 < value <= 1, "in (0, 1]"),
+    ("val_fraction", lambda value: 0 <= value < 1, "in [0, 1)"),
     *SGD_BOUNDS,
-    *((f"ft_{name}", _or_none(right), wanted) for name, right, wanted in SGD_BOUNDS),
+    *((f"ft_{name}", right, wanted) for name, right, wanted in SGD_BOUNDS),
 )
 """The same of every number of a run that is right or wrong by itself."""
 
 
-def check_bounds(settings: Mapping[str, Any]) -> None:
+def check_bounds(settings: Mapping[str, Any], bounds: Bounds = BOUNDS) -> None:
     """Check the numbers among a run's settings; here, so that the command line can do it before it loads torch.
 
     Raises:
         InputError: one is out of its bounds.
     """
-    for name, right, wanted in BOUNDS:
+    for name, right, wanted in bounds:
         if name in settings and not right(settings[name]):
             raise InputError(f"{name} must be {wanted}, not {settings[name]}")
 
