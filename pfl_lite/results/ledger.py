@@ -236,15 +236,11 @@ class Ledger:
             path.rename(aside)
         warnings.warn(f"ledger file {path} was damaged: it is set aside as {aside.name}", stacklevel=3)
 
-    def _files(self, experiment: str, stem: str = "*") -> list[Path]:
+    def _entries(self, experiment: str, kind: str, stem: str = "*") -> list[Run]:
         folder = self.path(experiment, "any", 0).parent
-        files = [file for end in ENDS for file in folder.glob(f"{stem}{end}")]
-        return sorted(file for file in files if not file.name.startswith("."))
-
-    def _entries(self, experiment: str, kind: str) -> list[Run]:
-        files = self._files(experiment)
+        files = sorted(file for end in ENDS for file in folder.glob(f"{stem}{end}") if file.name[0] != ".")
         found = [entry for entry in map(self._load, files) if entry is not None and entry["kind"] == kind]
-        return sorted(found, key=lambda entry: (entry["arm"], entry.get("seed", 0)))
+        return sorted(found, key=lambda entry: (entry["arm"], entry.get("seed", 0), entry.get("attempt", 0)))
 
     def read(self, experiment: str, *, unfinished: bool = False) -> list[Run]:
         """The complete runs of an experiment (with `unfinished`, only the others), by arm and seed."""
@@ -256,9 +252,8 @@ class Ledger:
 
     def diverged(self, experiment: str, arm: str = "*", seed: int | None = None) -> list[Run]:
         """The attempts (at one arm's run with one seed) that diverged and after which another candidate took over, in order."""
-        files = self._files(experiment, f"{arm}-seed{'*' if seed is None else seed}-diverged*")
-        found = [entry for entry in map(self._load, files) if entry is not None]
-        return sorted(found, key=lambda entry: (entry["arm"], entry["seed"], entry["attempt"]))
+        stem = f"{arm}-seed{'*' if seed is None else seed}-diverged*"
+        return self._entries(experiment, "diverged", stem)
 
     def get(self, experiment: str, arm: str, seed: int | None) -> Run | None:
         """One run, complete or not (or the arm's search if `seed` is None); None if the ledger has none."""
