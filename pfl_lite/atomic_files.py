@@ -164,9 +164,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any], **layout: Any) -> None:
-    """Write a JSON file, atomically, and compressed if its name ends in `.gz`; the same content makes the same bytes."""
-    text = json.dumps(content, allow_nan=False, **(layout or {"indent": 1})).encode() + b"\n"
-    write_bytes(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    """Write a JSON file, atomically; the same content makes the same bytes."""
+    text = json.dumps(content, allow_nan=False, **(layout or {"indent": 1}))
+    write_bytes(path, text.encode() + b"\n")
 
 
 def script_json(record: object) -> str:

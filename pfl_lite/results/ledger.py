@@ -7,6 +7,7 @@ is written in one step: a killed sweep leaves no halves.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from pfl_lite import schema
-from pfl_lite.atomic_files import plain, read_json, told, write_json
+from pfl_lite.atomic_files import plain, read_json, told, write_bytes
 from pfl_lite.config import MACHINE_KEYS, STORED, with_defaults
 from pfl_lite.engine.history import converged_in
 from pfl_lite.errors import InputError
@@ -310,9 +311,9 @@ class Ledger:
                 watched, parse_float=lambda digits: round(float(digits), WATCH_DIGITS)
             )
         self._set_aside(path)
-        large = len(json.dumps(entry, separators=(",", ":"))) >= PACKED
-        target = path.with_suffix(".json.gz") if large and path.suffix == ".json" else path
-        write_json(target, entry, separators=(",", ":"))
+        text = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        target = path.with_suffix(".json.gz") if len(text) > PACKED and path.suffix == ".json" else path
+        write_bytes(target, gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
         if target != path:
             path.unlink(missing_ok=True)  # the same run for fewer rounds
         return target
