@@ -165,12 +165,8 @@ class Rounds(Part):
             if isinstance(self.method, Sequential):
                 handed_on = self.method.hand_over(server, upload)
             tuned = self.method.after_local(upload, client) if self.tuning_is_next_round else {}
-            return (
-                upload,
-                client,
-                tuned,
-                {"floats": floats_sent(self.method, received, upload, self.network.device)},
-            )
+            sent = floats_sent(self.method, received, upload, self.network.device)
+            return upload, client, tuned, {"floats": sent}
 
         started = time.perf_counter()
         *answers, counted = self.map(one, self.server, self.clients, ids, number, self.settings)
@@ -259,14 +255,8 @@ class Rounds(Part):
             return (method.fine_tune(method.download(server, client, work.id), client, work, rule),)
 
         started = time.perf_counter()
-        tuned = self.map(
-            one,
-            self.server,
-            self.newcomer_states(),
-            self.everyone,
-            self.round + 1,
-            replace(settings, lr=factor * settings.lr),
-        )[0]
+        states, settings = self.newcomer_states(), replace(settings, lr=factor * settings.lr)
+        tuned = self.map(one, self.server, states, self.everyone, self.round + 1, settings)[0]
         self.map.driver.settle()  # the clock stops when the work is done, not when it is ordered
         self.training_seconds += time.perf_counter() - started
         return tuned
