@@ -178,12 +178,9 @@ class Simulation(Rounds):
             self._score(scores, "tuned", models)
             tried[factor] = scores[f"val_tuned_{self.history.metric}"], models, scores
         best = max(tried, key=lambda factor: tried[factor][0])
-        self._tuned = tried[best][1]
-        entry |= tried[best][2]
-        entry["factor"], entry["factors"] = (
-            best,
-            {f"{factor:g}": score for factor, (score, _, _) in tried.items()},
-        )
+        _, self._tuned, scores = tried[best]
+        factors = {f"{factor:g}": score for factor, (score, _, _) in tried.items()}
+        entry |= scores | {"factor": best, "factors": factors}
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
