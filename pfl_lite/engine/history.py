@@ -115,12 +115,11 @@ class History:
                 }
             if name != "per_client":
                 return value
-            kept = {
-                each.removesuffix(f"_{self.metric}"): values
+            return {
+                each.removesuffix(f"_{self.metric}"): short(values)
                 for each, values in value.items()
-                if each.endswith(f"_{self.metric}")
+                if each.endswith(f"_{self.metric}") and not each.startswith("val_")
             }
-            return {model: short(kept[model]) for model in kept if not model.startswith("val_")}
 
         return [{name: slim(name, value) for name, value in entry.items()} for entry in self.rounds]
 
