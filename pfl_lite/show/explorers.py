@@ -27,15 +27,12 @@ from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_MORE_STYLES = {
-    "alpha": ("table", "playing"),
-    "comparison": ("table", "comparison_explorer"),
-    "routing": ("playing",),
-    "standings": ("table", "playing", "standings_explorer"),
+_PIECES = {
+    "alpha": ("table.css", "playing.css", "playing.js"),
+    "comparison": ("table.css", "comparison_explorer.css", "comparison.js"),
+    "routing": ("playing.css", "playing.js"),
+    "standings": ("table.css", "playing.css", "standings_explorer.css", "playing.js"),
 }
-_MORE_SCRIPTS = {
-    "alpha": ("playing",), "comparison": ("comparison",), "routing": ("playing",), "standings": ("playing",)
-}  # fmt: skip
 _VIEWS = {"curves": "curves by round", "pairs": "clients, A against B", "ranks": "ranks"}
 LARGE = 100_000  # characters of a record, from which on it is deflated
 _LINES = 8  # of so many methods the page draws the curves before a reader chooses
@@ -52,10 +49,9 @@ def page(kind: str, record: Mapping[str, Any] | Sequence[Any] | None = None) -> 
             packed = ' data-packed="deflate"'
         inside += f'<script type="application/json"{packed}>{text}</script>'
     folder = resources.files("pfl_lite") / "static"
-    sheets = ("explorer", *_MORE_STYLES.get(kind, ()))
-    scripts = ("explorer", *_MORE_SCRIPTS.get(kind, ()), f"{kind}_explorer")
-    style = "".join((folder / f"{sheet}.css").read_text(encoding="utf-8") for sheet in sheets)
-    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in scripts)
+    files = ("explorer.css", "explorer.js", *_PIECES.get(kind, ()), f"{kind}_explorer.js")
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in files}
+    style, script = ("".join(texts[name] for name in files if name.endswith(end)) for end in ("css", "js"))
     return (
         f'<div class="pfl-explorer" data-kind="{kind}" role="group" aria-label="{kind.capitalize()} explorer">{inside}</div>\n'
         f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
