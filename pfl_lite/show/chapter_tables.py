@@ -91,12 +91,10 @@ def _chosen_where(experiment: Experiment) -> str:
         return f"those of {experiment.searched_in}"
     if not searching:
         return "nothing searched"
-    tried, rounds = (
-        "{} to {}".format(*experiment.candidates)
-        if any(experiment.candidates)
-        else either(len(arm.grid) for arm in searching),
-        either(map(experiment.search_rounds_of, searching)),
-    )
+    tried = either(len(arm.grid) for arm in searching)
+    if any(experiment.candidates):
+        tried = "{} to {}".format(*experiment.candidates)
+    rounds = either(map(experiment.search_rounds_of, searching))
     return f"{tried} candidates, {rounds} rounds, seed {experiment.search_seed}"
 
 
