@@ -60,6 +60,12 @@ def test_final_accuracies_are_those_of_the_last_round(ledger: Ledger, final: str
     assert [fault[: len(said)] for fault in check(ledger).faults] == [said]
 
 
+def test_a_run_that_was_stopped_needs_no_final_accuracies(ledger: Ledger) -> None:
+    run = make_run() | {"complete": False}
+    ledger.write({key: value for key, value in run.items() if not key.startswith("final")})
+    assert check(ledger).faults == []
+
+
 def impossible(place: str, value: Any) -> str:
     """A run with one value changed, as JSON."""
     run = there = make_run() | {"seconds": 1.0}

@@ -78,17 +78,15 @@ def astray(runs: Sequence[tuple[str, Run]]) -> list[str]:
     """Complete runs whose final accuracies do not have the mean of their last round."""
     said = []
     for name, run in runs:
+        # the last round's mean leaves out clients that were held out, and does not say which they are
+        if not run["complete"] or run["config"].get("unseen"):
+            continue
         before = run.get("final_before_ft")
         finals = {"tuned": run["final"], "personal": before} if before else {"personal": run["final"]}
-        for model, final in finals.items() if run["complete"] else ():
+        for model, final in finals.items():
             known = [a for a in final["test_accuracy"] if a is not None]
             told = run["rounds"][-1].get(f"{model}_accuracy")
-            # the last round's mean leaves out clients that were held out, and does not say which they are
-            if (
-                known
-                and not run["config"].get("unseen")
-                and (told is None or abs(mean(known) - told) > AGREE)
-            ):
+            if known and (told is None or abs(mean(known) - told) > AGREE):
                 said.append(
                     f"{name}: its final accuracies have the mean {mean(known):.4f}, its last round's {model} ones {told}"
                 )
