@@ -109,7 +109,14 @@ def partition_labels(
         raise InputError(f"the seed must be 0 or more, not {seed}")
     _check_fraction(val_fraction)
     if partitioner.by == "writer":
-        train_kinds, test_kinds = _checked(writers, len(train_labels), len(test_labels), partitioner)
+        if writers is None:
+            raise InputError(
+                f"partition '{partitioner.spec}' needs a data set that says who wrote what (glyphs, glyphs10 or "
+                "femnist), this one does not"
+            )
+        train_kinds, test_kinds = writers
+        if len(train_kinds) != len(train_labels) or len(test_kinds) != len(test_labels):
+            raise InputError("there must be one writer for every training image and every test image")
         sizes = np.bincount(train_kinds, minlength=int(test_kinds.max(initial=-1)) + 1)
         shares = partitioner.shares(sizes, clients, generator(seed, "shares"))
         # Writers stay whole, so it is known already whose a training image is, and every client can set aside
@@ -431,20 +438,6 @@ def label_digest(images: Images) -> str:
 def _check_fraction(val_fraction: float) -> None:
     if not 0 <= val_fraction < 1:
         raise InputError(f"the validation fraction must be in [0, 1), not {val_fraction:g}")
-
-
-def _checked(
-    writers: tuple[np.ndarray, np.ndarray] | None, train: int, test: int, partitioner: Partitioner
-) -> tuple[np.ndarray, np.ndarray]:
-    """The writers of training and test images, if they are known: one an image."""
-    if writers is None:
-        raise InputError(
-            f"partition '{partitioner.spec}' needs a data set that says who wrote what (glyphs, glyphs10 or "
-            "femnist), this one does not"
-        )
-    if [len(of) for of in writers] != [train, test]:
-        raise InputError("there must be one writer for every training image and every test image")
-    return writers
 
 
 def _alternate(labels: np.ndarray) -> np.ndarray:
