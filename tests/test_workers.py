@@ -18,6 +18,7 @@ from pfl_lite.cli import app
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.engine import processes
 from pfl_lite.engine.local_training import LocalWork
+from pfl_lite.engine.mapping import PerClient
 from pfl_lite.engine.processes import Forked, over_processes, shares
 from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
@@ -42,6 +43,12 @@ def everything_is_worth_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
 def numbers(simulation: Simulation) -> dict[str, object]:
     """A report without what depends on the clock."""
     return {name: value for name, value in simulation.report().items() if name not in EFFORT}
+
+
+def each_client(simulation: Simulation, function: PerClient) -> Params:
+    """One answer a client, for all clients, with nothing trained."""
+    work = simulation.everyone, simulation.round, simulation.settings
+    return simulation.map(function, simulation.server, simulation.clients, *work)[0]
 
 
 @linux
@@ -107,7 +114,7 @@ def test_an_error_in_a_worker_is_raised_here_and_leaves_no_process() -> None:
         return ({},)
 
     with pytest.raises(ValueError, match="said by a worker"):
-        simulation._each_client(fails_elsewhere)
+        each_client(simulation, fails_elsewhere)
     assert multiprocessing.active_children() == []
 
 
@@ -123,7 +130,7 @@ def test_no_file_stays_open() -> None:
         return ({},)
 
     with pytest.raises(AssertionError):
-        simulation._each_client(fails_elsewhere)
+        each_client(simulation, fails_elsewhere)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -144,7 +151,7 @@ def test_the_longest_share_is_this_process_own(monkeypatch: pytest.MonkeyPatch) 
             own.extend(work.ids)
         return ({"nothing": torch.zeros(())},)
 
-    simulation._each_client(notes)
+    each_client(simulation, notes)
     assert own == [1, 2, 3, 4]
 
 
@@ -158,7 +165,7 @@ def test_a_killed_worker_is_one_sentence() -> None:
         return ({},)
 
     with pytest.raises(InputError, match="killed, most likely out of memory: use fewer workers"):
-        simulation._each_client(killed_elsewhere)
+        each_client(simulation, killed_elsewhere)
     assert multiprocessing.active_children() == []
 
 
@@ -173,7 +180,7 @@ def test_an_interrupt_here_ends_the_workers() -> None:
         return ({},)
 
     with pytest.raises(KeyboardInterrupt):
-        simulation._each_client(interrupted)
+        each_client(simulation, interrupted)
     assert multiprocessing.active_children() == []
 
 
@@ -228,7 +235,7 @@ def test_what_took_a_moment_is_not_shared_out_again(monkeypatch: pytest.MonkeyPa
         return ({"pid": torch.tensor(os.getpid())},)
 
     for _ in range(3):
-        elsewhere.append((simulation._each_client(who)["pid"] != here).any().item())
+        elsewhere.append((each_client(simulation, who)["pid"] != here).any().item())
     assert elsewhere == [True, False, False]  # the first time nobody knows
 
 
@@ -296,7 +303,7 @@ def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
         return ({},)
 
     with pytest.raises(RuntimeError, match="so odd"):
-        simulation._each_client(fails_elsewhere)
+        each_client(simulation, fails_elsewhere)
 
 
 @linux
@@ -316,7 +323,7 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signal
         "        time.sleep(60)\n"
         "    time.sleep(0.5)\n"
         "    return ({'large': torch.zeros(10**6)},)\n"  # more than a pipe holds
-        "sim._each_client(one)\n"
+        "sim.map(one, sim.server, sim.clients, sim.everyone, sim.round, sim.settings)\n"
     )
     run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert run.stdout is not None and run.stdout.readline() == b"forked\n"

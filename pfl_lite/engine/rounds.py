@@ -22,7 +22,7 @@ from pfl_lite.data.task import CLASSES, task_of
 from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.evaluate import check_whole_test
 from pfl_lite.engine.local_training import LocalSettings, LocalWork
-from pfl_lite.engine.mapping import Loop, Mapping, PerClient
+from pfl_lite.engine.mapping import Loop, Mapping
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.methods.base import Newcomers, Round, Sequential
@@ -205,7 +205,8 @@ class Rounds(Part):
             received = self.method.download(server, client, work.id)
             return (self.method.personal(received, client, work),)
 
-        return self._each_client(one, self.newcomer_states())
+        states = self.newcomer_states()
+        return self.map(one, self.server, states, self.everyone, self.round, self.settings)[0]
 
     def newcomer_states(self) -> Params:
         """Client states in which those who never took part have done what the method asks of a newcomer; nothing is kept."""
@@ -260,11 +261,6 @@ class Rounds(Part):
         self.map.driver.settle()  # the clock stops when the work is done, not when it is ordered
         self.training_seconds += time.perf_counter() - started
         return tuned
-
-    def _each_client(self, function: PerClient, clients: Params | None = None) -> Params:
-        """One answer a client, for all clients, with nothing trained."""
-        rows = self.clients if clients is None else clients
-        return self.map(function, self.server, rows, self.everyone, self.round, self.settings)[0]
 
 
 def floats_sent(method: Method, received: Params, upload: Params, device: torch.device | str) -> Tensor:
