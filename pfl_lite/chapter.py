@@ -29,14 +29,12 @@ _ROOMS = {
     "methods.pfedmb": "project_onto_simplex",
     "methods.weighted_mean": "weighted_mean",
     "models": "NETWORKS NetworkSpec SmallCNN",
-    "models.modular": "held in_use routing_report safety_path through_blocks",
+    "models.modular": "held in_use routing_report through_blocks",
     "models.multi_branch": "MultiBranch collapse",
-    "models.router": "Router",
     "papers": "SCENARIOS members paper_tables",
     "papers.statement": "estimate",
     "papers.statistics": "agreement settling widening",
     "results.tables": "runs_of",
-    "results.verdicts": "claims",
     "seeds": "generator",
 }
 """What chapters look inside of, by room: they import it from here, so that a room can be rebuilt behind them."""
