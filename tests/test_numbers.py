@@ -155,8 +155,8 @@ def test_a_checkpoint_goes_on_where_it_stopped(federation: Federation, tmp_path:
         ("a,y,b,c\n", "rows below it"),
         ("a,y,y,c\n1,2,3,4\n", "names of their own"),
         ("a,y,b,c\n1,2,3\n", "line 2: 4 values are wanted"),
-        ("a,y,b,c\n1,2,3,nan\n", "line 2: 'nan' is no finite number"),
-        ("a,y,b,c\n1,,3,4\n", "line 2: '' is no finite number"),
+        ("a,y,b,c\n1,2,3,nan\n", "line 2, column 'c': 'nan' is no finite number"),
+        ("a,y,b,c\n1,,3,4\n", "line 2, column 'y': '' is no finite number"),
         ("a,y,b,c\n1,2,3,__import__('os')\n", "no finite number"),
         ("a,y,b,d\n1,2,3,4\n", "other columns"),
         ("a,y,b,c\n1,2,3,4\n\0", "4 values are wanted"),
@@ -178,7 +178,9 @@ def test_other_bad_input_is_refused(files: list[Path], tmp_path: Path) -> None:
         read_tables(files, "z")
     with pytest.raises(InputError, match="at least one file"):
         read_tables([], "y")
-    with pytest.raises(InputError, match=r"nothing\.csv is no table"):
+    with pytest.raises(InputError, match="a list of at least one file"):
+        read_tables(str(files[0]), "y")
+    with pytest.raises(InputError, match=r"nothing\.csv does not exist"):
         read_tables([tmp_path / "nothing.csv"], "y")
     with pytest.raises(InputError, match="leave rows to train on"):
         read_tables(files, "y", test_fraction=0.8, val_fraction=0.2)

@@ -59,8 +59,8 @@ def read_tables(
         InputError: no file, one that is no table of finite numbers under the same header, no such target, shares that leave a
             client without training rows, or a column that never changes.
     """
-    if not files:
-        raise InputError("tables need at least one file, one for each client")
+    if not files or isinstance(files, str | Path):
+        raise InputError("tables need a list of at least one file, one for each client")
     if min(val_fraction, test_fraction) < 0 or val_fraction + test_fraction >= 1:
         raise InputError(
             f"val_fraction and test_fraction must be 0 or more and leave rows to train on, not {val_fraction} and {test_fraction}"
@@ -124,9 +124,12 @@ def _read(path: Path) -> tuple[list[str], np.ndarray]:
                     raise InputError(
                         f"{path}, line {lines.line_num}: {len(header)} values are wanted, as in the header"
                     )
-                rows.append([_number(word, f"{path}, line {lines.line_num}") for word in line])
+                where = f"{path}, line {lines.line_num}"
+                rows.append([_number(word, name, where) for name, word in zip(header, line, strict=True)])
     except InputError:
         raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is no table: a CSV file of numbers under a header is wanted") from error
     if len(header) < 2 or len(set(header)) < len(header) or not rows:
@@ -136,13 +139,16 @@ def _read(path: Path) -> tuple[list[str], np.ndarray]:
     return header, np.array(rows)
 
 
-def _number(word: str, where: str) -> float:
+def _number(word: str, column: str, where: str) -> float:
     try:
         value = float(word)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: '{word[:40]}' is no finite number; fill in what is missing first")
+        raise InputError(
+            f"{where}, column '{column[:40]}': '{word[:40]}' is no finite number: "
+            "fill in what is missing, and leave out columns of words"
+        )
     return value
 
 

@@ -165,10 +165,16 @@ def _pixels(what: str, images: ArrayLike) -> np.ndarray:
             + f" makes them of {'whole numbers in 0..255' if whole else 'numbers in [0, 1]'}"
         )
     if array.ndim not in (3, 4) or array.shape[1] != array.shape[2] or 0 in array.shape[1:]:
-        first = array.ndim == 4 and array.shape[2] == array.shape[3]
+        if array.ndim == 2:
+            way = (
+                "rows.reshape(-1, H, H) makes images of rows of pixels, rows[:, None, None] of other numbers"
+            )
+        elif array.ndim == 4 and array.shape[2] == array.shape[3]:
+            way = "np.moveaxis(images, 1, -1) puts channels last"
+        else:
+            way = "cut or pad them to squares"
         raise InputError(
-            f"{what} must be square, [n, H, H] in gray or [n, H, H, 3] in color, not {list(array.shape)}: "
-            + ("np.moveaxis(images, 1, -1) puts channels last" if first else "cut or pad them to squares")
+            f"{what} must be square, [n, H, H] in gray or [n, H, H, 3] in color, not {list(array.shape)}: {way}"
         )
     if array.shape[3:] == (1,):
         raise InputError(f"{what} must be [n, H, H] in gray, not {list(array.shape)}: give images[..., 0]")
@@ -180,12 +186,12 @@ def _numbers(what: str, numbers: ArrayLike, n: int, kinds: int | None) -> np.nda
     array = np.asarray(numbers)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(
-            f"{what} must be whole numbers [n], one an image, not {array.dtype} {list(array.shape)}: "
+            f"{what} must be whole numbers [n], one per image, not {array.dtype} {list(array.shape)}: "
             + _way_to_numbers(array)
         )
     if len(array) != n:
         raise InputError(
-            f"{what} must be one an image: there are {n} images, but {len(array)} {what.split()[0]}"
+            f"{what} must be one per image: there are {n} images, but {len(array)} {what.split()[0]}"
         )
     if n and (array.min() < 0 or (kinds is not None and array.max() >= kinds)):
         wanted = "0 or more" if kinds is None else f"0..{kinds - 1}, numbers of the card's {kinds} classes"
@@ -237,7 +243,7 @@ def _check_card(what: str, images: np.ndarray, card: Card) -> None:
         value = getattr(card, name)
         if np.shape(value) != (card.channels,):
             raise InputError(
-                f"the {name} of card '{card.name}' must be a tuple with one number a channel ({card.channels}), "
+                f"the {name} of card '{card.name}' must be a tuple with one number per channel ({card.channels}), "
                 f"e.g. {name}={(0.3,) * card.channels}, not {value}"
             )
     if not all(0 <= number <= 1 for number in card.mean):
