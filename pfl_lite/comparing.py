@@ -193,5 +193,6 @@ def _seeds(seeds: int | Iterable[int]) -> list[int]:
     if not numbers or isinstance(seeds, str | bool) or len(set(numbers)) < len(numbers):
         raise InputError(
             f"seeds must be a number of 1 or more, or different seeds such as [0, 1, 2], not {seeds!r}"
+            + (": seed 0 alone is [0], on the command line `--seeds 0,`" if seeds == 0 else "")
         )
     return numbers
