@@ -130,17 +130,22 @@ def as_script(path: Path, blocks: list[str], *arguments: str) -> str:
 def test_a_script_starts_the_command_line_with_a_method_of_one_s_own(tmp_path: Path) -> None:
     method, *others = halves()[0]
     (end,) = [block for block in others if "cli.main()" in block]
-    asked = ["run", "rescaled", "--model", "linear", "--rounds", "1", "--set", "own_lr=0.1"]
-    assert "rescaled, round 1, means over 10 clients" in as_script(
-        tmp_path / "rescaled.py", [method, end], *asked
-    )
+    page = PAGE.read_text(encoding="utf-8")
+    told, command = re.findall(
+        r"ends at about (\d+)%:\n\n```bash\npython rescaled.py (.*?)\n```", page, re.DOTALL
+    )[0]
+    printed = as_script(tmp_path / "rescaled.py", [method, end], *command.replace("\\\n", " ").split())
+    assert "rescaled, round 10, means over 10 clients" in printed
+    assert abs(float(re.findall(r"([\d.]+)%", printed)[0]) - int(told)) < 3
 
 
 @pytest.mark.slow
 def test_a_script_starts_the_command_line_with_images_of_one_s_own(tmp_path: Path) -> None:
     blocks = halves()[1]
     (end,) = [block for block in blocks if "cli.main()" in block]
-    script, read = tmp_path / "pets.py", blocks[blocks.index(end) - 1]
+    read, training = blocks[blocks.index(end) - 1].split("done = run(")
+    script = tmp_path / "pets.py"
+    assert len(training.splitlines()) == 3, "the page says how many lines to replace"
     asked = ["run", "fedper", "--data", "pets", "--partition", "sites.npz", "--rounds", "1"]
     assert "fedper, round 1, means over 3 clients" in as_script(script, [read, end], *asked)
     asked = ["partition", "--data", "pets", "--partition", "dirichlet:0.5", "--clients", "3"]
