@@ -85,6 +85,7 @@ def main() -> int:
             if entry["kind"] != "run":
                 print(f"{path}: a {entry['kind']} has no history to compare")
                 continue
+            print(f"{path}: training its first rounds again", file=sys.stderr, flush=True)
             found = again(entry, given.rounds)
         except InputError as error:
             print(f"retrain: {path}: {error}", file=sys.stderr)
