@@ -62,9 +62,10 @@ class PoliteGroup(TyperGroup):
             raise
         except Exception as error:
             if hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
-                raise ended(
-                    2, setting_hint(error) or error.format_message() or "a command is missing"
-                ) from error
+                sentence = str(setting_hint(error) or error.format_message() or "a command is missing")
+                if type(error).__name__ == "MissingParameter" and (where := getattr(error, "ctx", None)):
+                    sentence = f"{sentence.removesuffix('.')}: see `{where.command_path} --help`"
+                raise ended(2, sentence) from error
             if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
                 raise ended(2, f"there is not enough memory for this ({error})") from error
             with tempfile.NamedTemporaryFile("w", prefix="pfl-lite-", suffix=".txt", delete=False) as report:
@@ -337,6 +338,10 @@ def experiments() -> None:
             typer.echo(f"    {one.budget:<5}  {one.rounds} rounds; {size_of(one)}")
     for name, parts in GROUPS.items():
         typer.echo(f"{name}  made of the runs of\n    {', '.join(parts)}")
+    typer.echo(
+        "An arm is a row: a method with its settings. A result is one run of it with one seed, "
+        "and a candidate a combination of settings that its search tries."
+    )
 
 
 @app.command(cls=PartitionCommand)

@@ -577,6 +577,11 @@ def refused(*arguments: object) -> str:
     return result.stderr
 
 
+def test_an_argument_that_is_missing_is_named_with_the_help_on_it() -> None:
+    assert "pfl-lite: Missing argument 'method': see `" in refused("run")
+    assert refused("ledger", "missing").endswith(" ledger missing --help`\n")
+
+
 def test_a_method_s_settings_are_explained() -> None:
     text = call("methods", "fedmn").stdout
     assert (
@@ -702,6 +707,7 @@ def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts(
     )
     group = next(number for number, line in enumerate(lines) if line.startswith("pflmoe-fig3 "))
     assert "pflmoe-fmnist-lenet-0.9" in lines[group + 1]
+    assert "a candidate a combination of settings that its search tries" in lines[-1]
 
 
 def test_a_group_is_reproduced_in_an_order_that_works(

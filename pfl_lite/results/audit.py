@@ -249,4 +249,5 @@ def size_of(experiment: Experiment) -> str:
     """How many runs a whole experiment is: `27 results, 36 candidates`."""
     own = [arm for arm in experiment.arms if arm.run_of is None]
     tried = sum(max(len(arm.grid), experiment.candidates[0] if arm.ladders else 0) for arm in own)
-    return f"{len(own) * len(experiment.seeds)} results, {0 if experiment.searched_in else tried} candidates"
+    results = len(own) * len(experiment.seeds)
+    return f"{results} result{'s' * (results != 1)}, {0 if experiment.searched_in else tried} candidates"
