@@ -68,9 +68,9 @@ class RunConfig:
     """End the run once the mean validation accuracy of the scored models (fine-tuned ones, with `ft_epochs`) has not risen for so
     many rounds; 0: play all rounds. The model that is kept is the last, not the best."""
     epochs: int = 1
-    """E, local epochs a round."""
+    """E, local epochs per round."""
     batch_size: int = 64
-    """Images a mini-batch; a client's data or more is one full batch."""
+    """Images per mini-batch; a client's data or more is one full batch."""
     lr: float = 0.1
     """Local learning rate eta."""
     momentum: float = 0.0
@@ -78,7 +78,7 @@ class RunConfig:
     weight_decay: float = 0.0
     """Weight decay of local SGD."""
     participation: float = 1.0
-    """C: max(1, round(C N)) clients are sampled a round, uniformly without replacement."""
+    """C: max(1, round(C N)) clients are sampled in each round, uniformly without replacement."""
     unseen: int = 0
     """Clients that are held out of training and only scored, each by its method's rule for newcomers."""
     val_fraction: float = 0.2
@@ -100,7 +100,7 @@ class RunConfig:
     ft_weight_decay: float | None = None
     """Weight decay of fine-tuning (left out: the run's own)."""
     ft_batch_size: int | None = None
-    """Images a mini-batch of fine-tuning (left out: the run's own)."""
+    """Images per mini-batch of fine-tuning (left out: the run's own)."""
     ft_factors: str = ""
     """Factors of fine-tuning's learning rate that are tried after the last round, such as `0,0.1,1`; the one with the best mean
     validation accuracy is kept. 0 leaves the models as they are. Empty: the rate itself, whatever comes of it."""

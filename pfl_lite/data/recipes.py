@@ -442,20 +442,20 @@ class Writers(Partitioner):
 
     usage: ClassVar[str] = "writers:K"
     summary: ClassVar[str] = (
-        "the images of K writers a client; without :K, of all writers (glyphs, glyphs10, femnist)"
+        "the images of K writers per client; without :K, of all writers (glyphs, glyphs10, femnist)"
     )
     by: ClassVar[Literal["label", "writer"]] = "writer"
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k < 1:
-            raise InputError(f"the number of writers a client must be at least 1, not {self.k}")
+            raise InputError(f"the number of writers per client must be at least 1, not {self.k}")
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         present, least = np.flatnonzero(sizes), self.k or 1
         if clients * least > len(present):
             enough = len(present) // least
             advice = (
-                f"use {enough} clients or fewer, not {clients}" if enough else "use fewer writers a client"
+                f"use {enough} clients or fewer, not {clients}" if enough else "use fewer writers per client"
             )
             raise InputError(
                 f"partition '{self.spec}' needs {clients * least} writers for {clients} clients, this data set has "

@@ -39,7 +39,7 @@ class ClusteredFL(Newcomers):
     """
 
     name: ClassVar[str] = "cfl"
-    about: ClassVar[str] = "one model a cluster; clusters split where the clients' updates disagree"
+    about: ClassVar[str] = "one model per cluster; clusters split where the clients' updates disagree"
     tracked: ClassVar[tuple[str, ...]] = ("cluster",)
     finetune: ClassVar[str] = "plain_sgd"
     traits: ClassVar[Traits] = Traits(grows=True)

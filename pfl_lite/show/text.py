@@ -133,7 +133,7 @@ def render_report(report: dict[str, Any], unseen: list[int]) -> str:
         ]
         lines.append(f"  {names[key]:<18} on all test images: {', '.join(both)}")
     lines.append(
-        f"  floats a round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
+        f"  floats per round: {last['floats_down']:,} down, {last['floats_up']:,} up;  "
         f"{report['seconds']:.1f} s, {report['images_per_second']:,.0f} images/s in training"
     )
     return "\n".join(lines)
