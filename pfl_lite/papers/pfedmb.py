@@ -640,7 +640,7 @@ def twins_agree(runs: Runs, _: float) -> ClaimResult:
     decided = by_seed(list(((distance < 0.2) & same).all(1) & (strangers >= 0.2)))
     note = (
         f"closer than 0.2 in {(distance < 0.2).sum()}, same branch in {same.sum()} of {same.size} pairs; "
-        f"different pairs on average {strangers.min():.2f} apart or more"
+        f"different pairs {strangers.min():.2f} apart on average, or more"
     )
     statistic = "largest L1 distance of alpha inside a pair"
     return ClaimResult(statistic, decided, float(distance.max()), threshold=0.2, note=note)
