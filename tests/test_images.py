@@ -683,6 +683,11 @@ def pets(name: str = "pets", called: str = "pets", size: int = 20) -> Images:
     return Images(name, **given, card=Card(name=called, classes=("cat", "dog")))
 
 
+def test_images_without_a_card_are_told_what_one_looks_like() -> None:
+    with pytest.raises(InputError, match=r"card=Card\(name='mine', classes=\('cat', 'dog'\)\), not None"):
+        Images("pets", **arrays(20, 10, 2), card=None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", [str, object])
 def test_labels_that_are_words_are_refused_with_the_way_to_number_them(kind: type) -> None:
     given = arrays(20, 10, 2)

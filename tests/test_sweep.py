@@ -208,6 +208,12 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
 
 
+def test_a_seed_beside_the_plan_is_told_before_it_costs_a_night(tiny: str, tmp_path: Path) -> None:
+    said = "seeds 5, 7 are not among the planned ones: no table and no verdict counts such runs"
+    with pytest.warns(UserWarning, match=said):
+        runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu", seeds=[0, 7, 5], seconds=1e-9)
+
+
 def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert runner.reproduce(

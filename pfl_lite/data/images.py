@@ -90,6 +90,10 @@ class Images:
     merged: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.card, Card):
+            raise InputError(
+                f"images need a card, e.g. card=Card(name='mine', classes=('cat', 'dog')), not {self.card!r:.80}"
+            )
         classes = self.card.classes
         if not isinstance(classes, tuple | list) or not classes:
             raise InputError(f"the card of '{self.name}' must name its classes, e.g. classes=('cat', 'dog')")

@@ -63,7 +63,7 @@ def read_checkpoint(
     if other:
         raise InputError(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
-            "name another checkpoint, or delete this one"
+            "name another checkpoint (or folder of kept runs), or delete this one"
         )
     try:
         fault = _fault(content, fresh, models, config, trained_by is not None)
@@ -73,7 +73,8 @@ def read_checkpoint(
         raise unreadable(path, fault)
     if content["round"] > config.rounds:
         raise InputError(
-            f"checkpoint {path} is already at round {content['round']}: ask for that many rounds or more"
+            f"checkpoint {path} is already at round {content['round']}: "
+            "ask for that many rounds or more, or name another checkpoint (or folder of kept runs)"
         )
     return content
 

@@ -137,14 +137,17 @@ def strangers(runs: Sequence[Run]) -> list[str]:
 
 
 def gaps(ledger: Ledger) -> list[str]:
-    """How many results of every experiment are missing; of those with the paper's budget, where there is one at least."""
-    said = []
+    """How many results of every experiment are missing, and which experiments with the usual budget have none at all."""
+    said, none = [], []
     for one in every_budget():
-        if one.budget == DEFAULT_BUDGET or (ledger.folder / one.name).is_dir():
-            plan = Plan(one, ledger)
+        plan = Plan(one, ledger)
+        if (ledger.folder / one.name).is_dir():
             if left := len(plan.missing()):
-                planned = len(plan.arms) * len(one.seeds)
-                said.append(f"{one.name}: {left} of {planned} results are missing")
+                said.append(f"{one.name}: {left} of {len(plan.arms) * len(one.seeds)} results are missing")
+        elif one.budget == DEFAULT_BUDGET and plan.missing():
+            none.append(one.name)
+    if none:
+        said.append(f"{len(none)} experiment{'s' * (len(none) != 1)} without any result: {', '.join(none)}")
     return said
 
 

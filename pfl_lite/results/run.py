@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -88,6 +89,11 @@ def reproduce(
     longest = max(one.rounds_of(arm) for one in experiments for arm in one.arms)
     if rounds is not None and rounds > longest:
         raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
+    if beside := sorted(set(seeds or ()).difference(*(one.seeds for one in experiments))):
+        words = f"seed {beside[0]} is" if len(beside) == 1 else f"seeds {', '.join(map(str, beside))} are"
+        warnings.warn(
+            f"{words} not among the planned ones: no table and no verdict counts such runs", stacklevel=2
+        )
     ledger, plans = ledger or Ledger(), list[Plan]()
     for experiment in experiments:  # what is wrong with one of them is told before the first is trained
         arms = None if methods is None else asked_arms(experiment, methods)
