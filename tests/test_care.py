@@ -211,7 +211,7 @@ def test_gaps_are_commands_that_the_command_line_takes_the_longest_first(tiny: s
 def test_a_gap_s_time_is_a_processor_s_if_one_trained_the_rows(tiny: str, ledger: Ledger) -> None:  # noqa: F811
     for key, seed, device, seconds in (
         ("fedavg", 0, "cpu (x86_64)", 40.0), ("local", 0, "NVIDIA H200", 2.0), ("pfedmb", 0, "NVIDIA H200", 3.0),
-        ("local", 1, "cpu (x86_64)", 7.0),
+        ("local", 1, "cpu (x86_64)", 7.0), ("fedavg", 5, "NVIDIA H200", 1.0),
     ):  # fmt: skip
         ledger.write(make_run(key, seed) | {"experiment": tiny, "device": device, "seconds": seconds})
     found = {item.command.split()[4]: (item.seconds, item.gpu) for item in missing(tiny, ledger)}

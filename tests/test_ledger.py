@@ -147,7 +147,7 @@ def test_a_large_run_is_kept_packed_and_read_like_any_other(ledger):
     packed = ledger.write(watched(rounds=3))
     assert packed.name == "fedavg-seed0.json.gz" and not small.exists()
     content = packed.read_bytes()
-    assert len(content) < PACKED < len(gzip.decompress(content))
+    assert len(content) < PACKED < len(gzip.decompress(content)) and content[4:8] == bytes(4), "no time of writing"
     for reader in (ledger, Ledger(ledger.folder)):
         kept = reader.get("toy", "fedavg", 0)
         assert kept["watch"]["alpha"]["0"][5] == round(5 / 7, WATCH_DIGITS) and len(kept["rounds"]) == 4
@@ -159,6 +159,11 @@ def test_a_large_run_is_kept_packed_and_read_like_any_other(ledger):
     assert ledger.write(watched(rounds=3)).read_bytes() == content, "a file depends on its content alone"
     assert ledger.write(make_run(rounds=5)) == packed, "once packed, always packed: no run has two files"
     assert [path.name for path in small.parent.iterdir()] == [packed.name]
+
+
+def test_a_run_below_the_limit_is_kept_as_text(ledger):
+    path = ledger.write(watched(floats=11_000))
+    assert path.suffix == ".json" and 0.8 * PACKED < path.stat().st_size < PACKED
 
 
 @pytest.mark.filterwarnings("ignore:.*damaged and not used")
