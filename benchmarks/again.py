@@ -31,6 +31,7 @@ def beside(first: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
     clients = zip(*(run["final"]["test_accuracy"] for run in pair), strict=True)
     return {name: first[name] for name in ("experiment", "arm", "seed")} | {
         "rounds": [run["rounds"][-1]["round"] for run in pair],
+        **{what: [run.get(what) for run in pair] for what in ("device", "threads", "versions", "code")},
         "loss before training": [run["rounds"][0]["personal_loss"] for run in pair],
         "curves": {
             t: [round(curve[t], 3) for curve in curves] for t in sorted(curves[0].keys() & curves[1].keys())

@@ -140,12 +140,12 @@ def gaps(ledger: Ledger) -> list[str]:
     """How many results of every experiment are missing, and which experiments with the usual budget have none at all."""
     said, none = [], []
     for one in every_budget():
-        plan = Plan(one, ledger)
-        if (ledger.folder / one.name).is_dir():
-            if left := len(plan.missing()):
+        begun = (ledger.folder / one.name).is_dir()
+        if (begun or one.budget == DEFAULT_BUDGET) and (left := len((plan := Plan(one, ledger)).missing())):
+            if begun:
                 said.append(f"{one.name}: {left} of {len(plan.arms) * len(one.seeds)} results are missing")
-        elif one.budget == DEFAULT_BUDGET and plan.missing():
-            none.append(one.name)
+            else:
+                none.append(one.name)
     if none:
         said.append(f"{len(none)} experiment{'s' * (len(none) != 1)} without any result: {', '.join(none)}")
     return said
