@@ -221,6 +221,14 @@ def test_checkpoints_of_other_runs_and_damaged_ones_are_refused(federation: Any,
     simulation(federation).save(path)
     with pytest.raises(InputError, match=r"another configuration \(it differs in lr\)"):
         simulation(federation, lr=0.2).load(path)
+    longer = simulation(federation)
+    longer.run()
+    longer.save(tmp_path / "longer.pt")
+    rounds = longer.round
+    with pytest.raises(
+        InputError, match=rf"already at round {rounds}: .* or more, or name another checkpoint"
+    ):
+        simulation(federation, rounds=rounds - 1).load(tmp_path / "longer.pt")
     # A checkpoint of before a setting existed belongs to the run that has it at its default, and to no other.
     content = torch.load(path, weights_only=True)
     del content["config"]["split"]
@@ -243,7 +251,8 @@ def test_a_checkpoint_of_other_clients_of_the_same_sizes_is_refused(federation: 
     simulation(federation).save(tmp_path / "run.pt")
     moved = replace(federation, train=[part.flip(0) for part in federation.train])
     with pytest.raises(
-        InputError, match="other images or labels: name another checkpoint, or delete this one"
+        InputError,
+        match=r"other images or labels: name another checkpoint \(or folder of kept runs\), or delete this one",
     ):
         simulation(moved).load(tmp_path / "run.pt")
 

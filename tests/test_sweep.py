@@ -208,6 +208,14 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
 
 
+def test_a_seed_that_cannot_be_is_refused_without_a_word_on_plans(
+    tiny: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with pytest.raises(InputError):
+        runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu", seeds=[-1])
+    assert not [one for one in recwarn if "planned" in str(one.message)]
+
+
 def test_a_seed_beside_the_plan_is_told_before_it_costs_a_night(tiny: str, tmp_path: Path) -> None:
     said = "seeds 5, 7 are not among the planned ones: no table and no verdict counts such runs"
     with pytest.warns(UserWarning, match=said):

@@ -18,6 +18,8 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Traits
 from pfl_lite.models import Params
 
+NAME_ANOTHER = "name another checkpoint (or folder of kept runs)"
+
 
 def write_checkpoint(path: Path, config: RunConfig, content: dict[str, Any]) -> None:
     """Write a run's content atomically, with the configuration that it belongs to."""
@@ -63,7 +65,7 @@ def read_checkpoint(
     if other:
         raise InputError(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
-            "name another checkpoint (or folder of kept runs), or delete this one"
+            f"{NAME_ANOTHER}, or delete this one"
         )
     try:
         fault = _fault(content, fresh, models, config, trained_by is not None)
@@ -74,7 +76,7 @@ def read_checkpoint(
     if content["round"] > config.rounds:
         raise InputError(
             f"checkpoint {path} is already at round {content['round']}: "
-            "ask for that many rounds or more, or name another checkpoint (or folder of kept runs)"
+            f"ask for that many rounds or more, or {NAME_ANOTHER}"
         )
     return content
 

@@ -19,7 +19,7 @@ from pfl_lite.atomic_files import plain
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
-from pfl_lite.engine.checkpoint import read_checkpoint, write_checkpoint
+from pfl_lite.engine.checkpoint import NAME_ANOTHER, read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer
 from pfl_lite.engine.history import DIVERGED, WORSE, History, converged_in, diverged_in, has_converged
 from pfl_lite.engine.mapping import Mapping
@@ -275,7 +275,8 @@ class Simulation(Rounds):
         here = self.federation.digest()
         if content.get("federation", here) != here:
             raise InputError(
-                f"checkpoint {path} belongs to clients with other images or labels: name another checkpoint, or delete this one"
+                f"checkpoint {path} belongs to clients with other images or labels: "
+                f"{NAME_ANOTHER}, or delete this one"
             )
         untrained = self.clients
         self._take(content)

@@ -89,17 +89,17 @@ def reproduce(
     longest = max(one.rounds_of(arm) for one in experiments for arm in one.arms)
     if rounds is not None and rounds > longest:
         raise InputError(f"{name} is trained for {longest} rounds: ask for fewer, or leave rounds out")
-    if beside := sorted(set(seeds or ()).difference(*(one.seeds for one in experiments))):
-        words = f"seed {beside[0]} is" if len(beside) == 1 else f"seeds {', '.join(map(str, beside))} are"
-        warnings.warn(
-            f"{words} not among the planned ones: no table and no verdict counts such runs", stacklevel=2
-        )
     ledger, plans = ledger or Ledger(), list[Plan]()
     for experiment in experiments:  # what is wrong with one of them is told before the first is trained
         arms = None if methods is None else asked_arms(experiment, methods)
         wanted = None if seeds is None else list(dict.fromkeys(seeds))
         plans.append(Plan(experiment, ledger, arms, wanted, rounds, device, tf32))
         plans[-1].validate(plans[:-1])
+    if beside := sorted(set(seeds or ()).difference(*(one.seeds for one in experiments))):
+        words = f"seed {beside[0]} is" if len(beside) == 1 else f"seeds {', '.join(map(str, beside))} are"
+        warnings.warn(
+            f"{words} not among the planned ones: no table and no verdict counts such runs", stacklevel=2
+        )
     done = Swept([], 0, 0)
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
