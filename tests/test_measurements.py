@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pfl_lite.models import NETWORKS
+from pfl_lite.results.ledger import Ledger
 from tests.scripts import benchmark
 
 
@@ -66,3 +71,24 @@ def test_curves_grow_in_one_thing_at_a_time() -> None:
 def test_a_machine_is_named() -> None:
     named = benchmark("engines").machine("cpu")
     assert named["processor"] and named["cores"] >= 1 and named["versions"]["torch"] == torch.__version__
+
+
+def test_a_row_that_was_trained_again_is_held_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again, stored, copied = benchmark("again"), Ledger(), Ledger(tmp_path / "again")
+    first, other = (stored.get("pfedmb-table1", arm, 0) for arm in ("local", "fedavg"))
+    assert first is not None and other is not None
+    second = copy.deepcopy(first) | {"seconds": first["seconds"] + 1}
+    accuracies = second["final"]["test_accuracy"]
+    accuracies[1] = accuracies[1] - 0.05
+    for run in (second, other):  # what is only a copy is no second training
+        copied.write(run)
+    monkeypatch.setattr("sys.argv", ["again.py", str(copied.folder), "--json", str(tmp_path / "again.json")])
+    again.main()
+    (row,) = json.loads((tmp_path / "again.json").read_text())["rows"]
+    assert (row["arm"], row["seed"]) == ("local", 0) and "fedavg" not in capsys.readouterr().out
+    assert row["largest gap of a client"] == pytest.approx(5)
+    assert row["ends"][0] - row["ends"][1] == pytest.approx(5 / len(accuracies))
+    assert row["ends"][0] == pytest.approx(100 * np.mean(first["final"]["test_accuracy"]))
+    assert row["curves"] and all(here == there for here, there in row["curves"].values())

@@ -232,6 +232,12 @@ def _filled(card: Card, images: np.ndarray, test_size: int) -> Card:
     for name, measure in (("mean", np.mean), ("std", np.std)):
         if not np.size(getattr(card, name)):
             told[name] = tuple(float(measure(layer)) / 255 for layer in layers.T)
+    if 0 in told.get("std", ()):
+        channel = told["std"].index(0)
+        raise InputError(
+            f"the training images of '{card.name}' have one value for every pixel of channel {channel} (counted from 0): "
+            "there is nothing to learn from it"
+        )
     return replace(card, **told)
 
 

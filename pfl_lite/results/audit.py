@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from pfl_lite.config import MACHINE_KEYS, with_defaults
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, every_budget, get_experiment, home_of, members
 from pfl_lite.results.ledger import ENDS, PACKED, Ledger, Run, flat, unlike
@@ -39,7 +41,7 @@ def check(ledger: Ledger) -> Findings:
     found = Findings()
     runs: list[tuple[str, Run]] = []
     attempts: list[tuple[str, Run]] = []  # that diverged
-    for path in sorted(ledger.folder.rglob("*.json*")):
+    for path in tqdm(sorted(ledger.folder.rglob("*.json*")), unit="file", leave=False, disable=None):
         within = path.relative_to(ledger.folder)
         if any(part.startswith(".") for part in within.parts):
             continue  # a checkpoint, or a file that is being written
