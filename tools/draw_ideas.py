@@ -435,7 +435,7 @@ IDEAS: dict[str, Idea] = {
         "Three panels with one vertical axis. Left, ten dots and their mean. Middle, three columns in which "
         "some of the ten dots are larger and others missing, each with its own mean. Right, a histogram of "
         "2,000 such means with a band for 95 percent.",
-        "The bootstrap draws ten made-up differences again, *with replacement*: larger dots came more than "
+        "The bootstrap redraws ten made-up differences *with replacement*: larger dots came more than "
         "once, missing dots not at all. What to see: the means move from draw to draw, and their middle 95% "
         "form the interval.",
     ),
