@@ -230,7 +230,7 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
 
 
 def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
-    """In a line: which rows of some experiments have no run, and the command that lists what to type; nothing if all have."""
+    """In a line: which rows of some experiments have no run, and the command that lists what to type; or that all have."""
     said = []
     for name, own in zip(names, own_names(names), strict=True):
         found = runs_of(experiment := get_experiment(name), ledger or Ledger())
@@ -238,7 +238,7 @@ def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
         if lacking:
             said.append(f"*{own}*" + ("" if len(lacking) == len(found) else f" ({', '.join(lacking)})"))
     about = f"Not run yet: {'; '.join(said)}. `pfl-lite ledger missing NAME` prints the commands, e.g. for `{names[0]}`."
-    return Markdown(about if said else "")
+    return Markdown(about if said else "Every row has a run.")  # an empty text would be shown as the name of its class
 
 
 def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
