@@ -33,3 +33,50 @@ def test_a_fold_below_code_offers_output_and_one_above_it_code() -> None:
 )
 def test_a_figure_is_shown_as_large_as_the_page_allows(width: int, height: float, shown: int) -> None:
     assert importlib.import_module("mended_pages").enlarged(width, height) == shown
+
+
+class _Site:
+    """As much of Sphinx's application as the extension asks for."""
+
+    def __init__(self, pages: str) -> None:
+        self.builder = type("Builder", (), {"name": pages})()
+
+
+FORMULA = '<span class="math notranslate nohighlight">\\(m\\)</span>'
+CELL = '<td id="T_00001_row0_col1" class="data row0 col1" >{}</td>'
+LINE = '    <span class="n">x</span>'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (f"over {FORMULA}. Next", f'over <span class="unbroken">{FORMULA}.</span> Next'),
+        (f"images ({FORMULA}, say", f'images <span class="unbroken">({FORMULA},</span> say'),
+        (f"over {FORMULA} and", f"over {FORMULA} and"),
+        ('<span class="pre">--host</span>', '<span class="pre unbroken">--host</span>'),
+        (CELL.format("held"), CELL.format("held").replace("data row0", "data short row0")),
+        (
+            CELL.format("about 0.04 [-0.17, 0.19] points"),
+            CELL.format("about 0.04 [-0.17,\N{NO-BREAK SPACE}0.19] points"),
+        ),
+        (
+            f'<div class="highlight"><pre>{LINE}\n{LINE}{"=" * 90}\n</pre></div>',
+            f'<div class="highlight"><pre>{LINE}\n<span class="long" style="--in: 8ch">{LINE}{"=" * 90}</span>\n</pre></div>',
+        ),
+    ],
+    ids=[
+        "a formula's period",
+        "its bracket",
+        "a word",
+        "an option",
+        "a short cell",
+        "an interval",
+        "a long line of code",
+    ],
+)
+def test_lines_break_where_they_should_on_the_site_alone(before: str, after: str) -> None:
+    tool = importlib.import_module("mended_pages")
+    for pages, expected in (("html", after), ("singlehtml", before)):
+        context = {"body": before}
+        tool.with_unbroken_words(_Site(pages), "a", "page.html", context, None)
+        assert context["body"] == expected

@@ -6,12 +6,15 @@ whereupon Sphinx forgets how that page shows what the other extensions have adde
 
 It also puts the playgrounds into their pages, so that no copy of their scripts is kept beside these. And it says what a
 fold holds: MyST-NB has one prompt for folded code and folded output. And figures that were drawn small, to keep the notebooks
-small, are shown larger: their files have two dots for each dot of a page.
+small, are shown larger: their files have two dots for each dot of a page. And lines no longer break where they should not:
+between a formula and its comma, after the dash of an option, or inside an interval or a short name in a table. And a line of
+code that is longer than the column goes on below, indented.
 """
 
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,16 @@ from sphinx.application import Sphinx
 FOLDED_OUTPUT = re.compile(r'<details class="admonition hide below-input">.*?</summary>', re.DOTALL)
 COLUMN, TALL = 744, 480  # pixels: the column of a small laptop, and a height that leaves room for the caption
 LARGER = 1.4  # at most, for a figure with two dots per dot
+FORMULA = re.compile(
+    r'([(\[“]?)(<span class="math notranslate nohighlight">\\\(.*?\\\)</span>)([.,;:!?)\]’”]*)', re.DOTALL
+)
+OPTION = re.compile(r'<span class="pre">(--?[a-z][\w-]{0,24})</span>')
+INTERVAL = re.compile(r"\[[-+−]?[\d.]+, [-+−]?[\d.]+\]")
+CELL = re.compile(r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)</(?:td|th)>')
+SHORT = 17  # characters of a name or number that stays on its line in a table that pandas styles
+CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+LONG = 91  # characters of code that the column has no room for
 PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 
 
@@ -73,11 +86,51 @@ def with_prompts(_app: Sphinx, _page: str, _template: str, context: dict[str, An
         context["body"] = FOLDED_OUTPUT.sub(lambda fold: fold[0].replace(" code</p>", " output</p>"), body)
 
 
+def unbroken_cell(cell: re.Match[str]) -> str:
+    """A cell of a styled table whose intervals, and whose whole text if it is short, stay on one line."""
+    tag, begin, end, text = cell.groups()
+    short = "short " if len(text.strip()) <= SHORT else ""
+    text = INTERVAL.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), text)
+    return f"<{tag}{begin}{short}{end}{text}</{tag}>"
+
+
+def unbroken_formula(found: re.Match[str]) -> str:
+    """A formula with the bracket before it and the comma after it, which a browser would put on another line."""
+    return f'<span class="unbroken">{found[0]}</span>' if found[1] or found[3] else found[0]
+
+
+def hanging(line: str) -> str:
+    """A line of highlighted code; where the column ends, the rest of a long one stands below, four characters further in."""
+    text = unescape(TAG.sub("", line))
+    if len(text) < LONG:
+        return line
+    inward = len(text) - len(text.lstrip()) + 4
+    return f'<span class="long" style="--in: {inward}ch">{line}</span>'
+
+
+def hanging_code(block: re.Match[str]) -> str:
+    """Highlighted code with its long lines marked; Pygments closes every tag at the end of its line."""
+    return block[1] + "\n".join(map(hanging, block[2].split("\n"))) + block[3]
+
+
+def with_unbroken_words(
+    app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: Any
+) -> None:
+    """Keep together, on the site, what a browser would break, and break what it would not; the printed course stays as it is."""
+    if app.builder.name != "html" or not (body := context.get("body")):
+        return
+    body = FORMULA.sub(unbroken_formula, body)
+    body = OPTION.sub(r'<span class="pre unbroken">\1</span>', body)
+    body = CELL.sub(unbroken_cell, body)
+    context["body"] = CODE.sub(hanging_code, body)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
     app.connect("builder-inited", whole_book)
     app.connect("source-read", with_playground)
     app.connect("html-page-context", without_thebe, priority=100)
     app.connect("html-page-context", with_prompts)
+    app.connect("html-page-context", with_unbroken_words)
     app.connect("doctree-resolved", with_larger_figures)
     return {"parallel_read_safe": True}
