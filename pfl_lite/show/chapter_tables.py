@@ -238,7 +238,8 @@ def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
         if lacking:
             said.append(f"*{own}*" + ("" if len(lacking) == len(found) else f" ({', '.join(lacking)})"))
     about = f"Not run yet: {'; '.join(said)}. `pfl-lite ledger missing NAME` prints the commands, e.g. for `{names[0]}`."
-    return Markdown(about if said else "Every row has a run.")  # an empty text would be shown as the name of its class
+    # a page would show the name of this class in place of an empty text
+    return Markdown(about if said else "Every row has a run.")
 
 
 def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
