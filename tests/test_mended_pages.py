@@ -55,6 +55,7 @@ LINE = '    <span class="n">x</span>'
         (f"over {FORMULA} and", f"over {FORMULA} and"),
         ('<span class="pre">--host</span>', '<span class="pre unbroken">--host</span>'),
         (CELL.format("held"), CELL.format("held").replace("data row0", "data short row0")),
+        ('<td class="data row0 col1" >0</td>', '<td class="data short row0 col1" >0</td>'),
         (
             CELL.format("about 0.04 [-0.17, 0.19] points"),
             CELL.format("about 0.04 [-0.17,\N{NO-BREAK SPACE}0.19] points"),
@@ -70,6 +71,7 @@ LINE = '    <span class="n">x</span>'
         "a word",
         "an option",
         "a short cell",
+        "one without an id",
         "an interval",
         "a long line of code",
     ],
