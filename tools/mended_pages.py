@@ -32,7 +32,7 @@ FORMULA = re.compile(
 OPTION = re.compile(r'<span class="pre">(--?[a-z][\w-]{0,24})</span>')
 INTERVAL = re.compile(r"\[[-+−]?[\d.]+, [-+−]?[\d.]+\]")
 CELL = re.compile(r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)</(?:td|th)>')
-SHORT = 17  # characters of a name or number that stays on its line in a table that pandas styles
+SHORT = {"td": 20, "th": 11}  # characters of a cell, and of a row's name, that stay on one line
 CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 LONG = 91  # characters of code that the column has no room for
@@ -89,7 +89,7 @@ def with_prompts(_app: Sphinx, _page: str, _template: str, context: dict[str, An
 def unbroken_cell(cell: re.Match[str]) -> str:
     """A cell of a styled table whose intervals, and whose whole text if it is short, stay on one line."""
     tag, begin, end, text = cell.groups()
-    short = "short " if len(text.strip()) <= SHORT else ""
+    short = "short " if len(text.strip()) <= SHORT[tag] else ""
     text = INTERVAL.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), text)
     return f"<{tag}{begin}{short}{end}{text}</{tag}>"
 
