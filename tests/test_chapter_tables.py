@@ -13,6 +13,7 @@ import pytest
 
 from pfl_lite.errors import InputError
 from pfl_lite.papers import get_experiment
+from pfl_lite.papers.experiment import own_names
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.audit import missing
 from pfl_lite.results.ledger import Ledger
@@ -91,8 +92,8 @@ def test_every_deviation_is_said_once_and_numbered() -> None:
 
 
 def test_names_are_cut_to_what_tells_them_apart() -> None:
-    assert pages.own_names(["a-b-c", "a-b-d-e"]) == ["c", "d-e"] and pages.own_names(["a-b"]) == ["a-b"]
-    assert pages.own_names(["a-b", "a-b-c"]) == ["b", "b-c"]
+    assert own_names(["a-b-c", "a-b-d-e"]) == ["c", "d-e"] and own_names(["a-b"]) == ["a-b"]
+    assert own_names(["a-b", "a-b-c"]) == ["b", "b-c"]
 
 
 def test_a_column_that_the_paper_leaves_empty_is_left_out(ledger: Ledger) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -618,3 +619,10 @@ def test_a_run_that_converged_is_not_called_too_short_and_one_at_the_limit_is_na
     (cut,) = ({**run, "rounds": run["rounds"][:-1]} for run in early["local"])
     cut_at = cut["rounds"][-1]["round"]
     assert f"{cut_at} of {experiment.rounds} rounds" in remarks(experiment, early | {"local": [cut]})
+
+
+def test_a_note_says_once_when_runs_converged_after_all_else_and_names_settings_by_what_differs() -> None:
+    (told,) = claims("B8", Ledger(), "paper")
+    before, _, ends = told.note.partition("converged after ")
+    assert before.endswith("; ") and "converged after" not in ends
+    assert {"(random2-15)", "(random2-50)"} == set(re.findall(r"\([^)]*\)", ends))

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,13 @@ class Experiment:
             if arm.key == key:
                 return arm
         raise unknown(f"method of {self.name}", key, [arm.key for arm in self.arms])
+
+
+def own_names(names: Sequence[str]) -> list[str]:
+    """What tells some experiments' names from one another: without the words with which all of them begin."""
+    words = zip(*(name.split("-")[:-1] for name in names), strict=False)
+    same = "".join(f"{each[0]}-" for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
+    return [name.removeprefix(same) for name in names]
 
 
 def either(numbers: Iterable[int]) -> str:

@@ -18,6 +18,7 @@ import pandas as pd
 from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.errors import unknown
 from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
+from pfl_lite.papers.experiment import own_names
 from pfl_lite.papers.statement import (
     FOUR,
     PAPERS,
@@ -40,6 +41,7 @@ SEEDS = 3  # fewer seeds than this are named in the note
 LONG = ("pfedmb-table2",)  # groups of which every row has run with the paper's budget
 NAMED = 2  # experiments that are named in a note; more are counted
 UNLIKE = "the runs have different numbers of clients"
+BY_RULE = "converged after "
 
 
 def paired_runs(
@@ -81,7 +83,7 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
             else f"{number} seed{'s' if most > 1 else ''}, as planned"
         )
     ended = [end for run in used if (end := converged_in(run["rounds"])) is not None]
-    said += [f"converged after {span(ended)} rounds"] if ended else []
+    said += [f"{BY_RULE}{span(ended)} rounds"] if ended else []
     made = {
         (int(run["rounds"][-1]["round"]), experiment.rounds_of(experiment.arm(arm)))
         for arm, some in runs.items()
@@ -156,12 +158,16 @@ def check(
         result = replace(result, verdict="undecided")
     every_one = len(claim.needs)
     rounds = span(int(run["rounds"][-1]["round"]) for some in used for run in some)
-    said = [
-        one
-        if len(names) == every_one
-        else f"{one} ({', '.join(names) if len(names) <= NAMED else f'in {len(names)} of {every_one} settings'})"
-        for one, names in (lacking | tell).items()
-    ]
+    known = sorted({*claim.needs, *members(claim.experiment)})
+    own = dict(zip(known, own_names(known), strict=True))
+    notes: list[str] = []
+    ended: list[str] = []  # by the rule of convergence, which is said once, after all else
+    for one, names in (lacking | tell).items():
+        some = ", ".join(own[name] for name in names)
+        where = some if len(names) <= NAMED else f"in {len(names)} of {every_one} settings"
+        whole = one if len(names) == every_one else f"{one} ({where})"
+        (ended if one.startswith(BY_RULE) else notes).append(whole)
+    notes += [BY_RULE + ", ".join(one.removeprefix(BY_RULE) for one in ended)] if ended else []
     return replace(
         result,
         id=claim.id,
@@ -169,7 +175,7 @@ def check(
         text=claim.text,
         rounds=rounds if budget == DEFAULT_BUDGET else "",
         seeds=seeds,
-        note="; ".join(filter(None, [result.note, *said])),
+        note="; ".join(filter(None, [result.note, *notes])),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pfl_lite.data import partition
 from pfl_lite.data.images import Card, Images, datasets
 from pfl_lite.errors import InputError, unknown
 from pfl_lite.papers import Experiment, get_experiment
-from pfl_lite.papers.experiment import DEFAULT_BUDGET, either
+from pfl_lite.papers.experiment import DEFAULT_BUDGET, either, own_names
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.plan import Plan
@@ -54,13 +53,6 @@ def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
 def styled(frame: pd.DataFrame) -> Styler:
     """A frame to be colored, without an id at every cell, which makes a chapter smaller."""
     return Styler(frame, cell_ids=False)
-
-
-def own_names(names: Sequence[str]) -> list[str]:
-    """What tells some experiments' names from one another: without the words with which all of them begin."""
-    words = zip(*(name.split("-")[:-1] for name in names), strict=False)
-    same = "".join(f"{each[0]}-" for each in takewhile(lambda each: len({*each}) == 1 < len(each), words))
-    return [name.removeprefix(same) for name in names]
 
 
 def searches(name: str, ledger: Ledger | None = None) -> list[Run]:
