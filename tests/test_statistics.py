@@ -140,6 +140,19 @@ def test_a_method_that_a_rival_beats_everywhere_fails() -> None:
     assert share(lambda random: found(random) == "failed") > 0.9
 
 
+def test_settings_that_move_together_are_no_independent_evidence() -> None:
+    def found(random: np.random.Generator, blocks: str | None) -> str:
+        table = np.repeat(
+            random.normal(size=(SETTINGS // 2, METHODS)), 2, axis=0
+        )  # equal methods, pairs of equal settings
+        return best_rank(table, 0, draws=500, blocks=blocks and list(blocks)).verdict(ONE_SIDED)
+
+    apart, together = (
+        share(lambda random, blocks=blocks: found(random, blocks) == "failed") for blocks in (None, "aabbcc")
+    )
+    assert together <= RARELY < apart
+
+
 def test_ranks_share_places_and_put_what_is_no_number_last() -> None:
     assert ranks(np.array([0.3, 0.9, np.nan, 0.3])).tolist() == [2.5, 1.0, 4.0, 2.5]
 

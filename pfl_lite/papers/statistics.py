@@ -151,23 +151,27 @@ class RankTest(NamedTuple):
         return "held" if self.p_best < level else "failed" if self.p_beaten < level else "undecided"
 
 
-def best_rank(scores: Array, method: int, draws: int = 200_000) -> RankTest:
+def best_rank(
+    scores: Array, method: int, draws: int = 200_000, blocks: Sequence[str] | None = None
+) -> RankTest:
     """Test whether a method has the best mean rank, from scores [settings, methods].
 
     It is best if it is ahead of every rival: each is tested by exchanging the two methods' ranks in every combination of settings
     (exact sign flips), and `p_best` is the largest of these p-values, so that no correction is needed. It is beaten if the best
     rival is further ahead than chance explains where all methods are equal: then any order in a setting is as likely as any
     other, and `p_beaten` says how often shuffled ranks put the best of so many rivals so far ahead. With 200,000 draws a p-value
-    of 0.025 has an error of 0.0004.
+    of 0.025 has an error of 0.0004. Settings of one block (`blocks`: its name, for each setting), such as those with one search,
+    are no independent evidence against the method: they are shuffled together.
     """
     placed = ranks(scores)  # [settings, methods]
     # [settings, rivals], above 0 where the method is ahead
     behind = np.delete(placed, method, 1) - placed[:, [method]]
     flips = np.array(list(itertools.product((1, -1), repeat=len(placed))))  # [2^settings, settings]
     p_each = (flips @ behind >= behind.sum(0) - 1e-9).mean(0)
-    random = np.random.default_rng(0)
+    random, names = np.random.default_rng(0), np.array(range(len(placed)) if blocks is None else blocks)
+    summed = np.array([placed[names == name].sum(0) for name in dict.fromkeys(names)])  # [blocks, methods]
     # [draws, methods]
-    shuffled = random.permuted(np.broadcast_to(placed, (draws, *placed.shape)), axis=-1).mean(1)
+    shuffled = random.permuted(np.broadcast_to(summed, (draws, *summed.shape)), axis=-1).sum(1) / len(placed)
     lead, chance = (np.delete(x, method, -1).min(-1) - x[..., method] for x in (placed.mean(0), shuffled))
     # the observed order is one of the possible ones
     p_beaten = (1 + (chance <= lead + 1e-9).sum()) / (1 + draws)
