@@ -500,6 +500,18 @@ def test_a_player_plays(driver: webdriver.Chrome, go: Callable[..., None]) -> No
     assert now() == names[-1], "it stops at the end"
 
 
+def test_a_player_opens_at_its_telling_frame_and_plays_from_the_first(
+    driver: webdriver.Chrome, go: Callable[..., None]
+) -> None:
+    go("two-models-one-tie")
+    player = driver.find_element(By.CSS_SELECTOR, ".pfl-player[data-opens]")
+    frames = player.find_elements(By.CSS_SELECTOR, "img")
+    assert [one.get_attribute("data-name") for one in frames if one.is_displayed()] == ["λ = 0.4"]
+    driver.execute_script("arguments[0].dataset.interval = 60000", player)
+    player.find_elements(By.CSS_SELECTOR, "button")[1].send_keys(Keys.ENTER)
+    assert [one.is_displayed() for one in frames] == [True] + [False] * (len(frames) - 1)
+
+
 def changed(driver: webdriver.Chrome, part: WebElement, before: str) -> None:
     """Wait until a part of the page shows something else, and fail if it does not."""
     WebDriverWait(driver, 20).until(lambda _: part.text != before)

@@ -384,6 +384,17 @@ def test_an_animation_names_its_frames_and_closes_its_figure() -> None:
     assert plt.get_fignums() == before
 
 
+def test_an_animation_opens_where_it_is_told_to() -> None:
+    figure, axes = plt.subplots(figsize=(2, 1), dpi=40)
+    made = plots.animate(figure, lambda t: axes.bar(0, t), (1, 2, 5), alt="bars", opens="round 2")
+    page = made._repr_html_()
+    assert re.findall(r'data-name="([^"]*)" width', page) == ["round 2"], "the others are hidden"
+    assert " data-opens>" in page and 'value="1"' in page
+    assert " data-opens>" not in player()._repr_html_(), "opens at the first"
+    with pytest.raises(InputError, match="round 3"):
+        plots.animate(plt.figure(), lambda t: None, (1, 2), alt="bars", opens="round 3")
+
+
 @pytest.mark.parametrize(("frames", "alt"), [((), "words"), ((1,), " ")])
 def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...], alt: str) -> None:
     with pytest.raises(InputError, match="at least one frame and an alt text"):

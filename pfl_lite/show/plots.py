@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, unknown
 from pfl_lite.models.modular import decisions, in_use
 
 if TYPE_CHECKING:
@@ -384,23 +384,24 @@ def _marker(method: str) -> str:
 class Player:
     """An animation as one piece of HTML: pictures, controls and script; it needs no kernel and no network."""
 
-    def __init__(self, frames: Mapping[str, bytes], alt: str, width: int) -> None:
-        self.frames, self.alt, self.width = frames, alt, width
+    def __init__(self, frames: Mapping[str, bytes], alt: str, width: int, opens: str | None = None) -> None:
+        self.frames, self.alt, self.width, self.opens = frames, alt, width, opens
 
     def _repr_html_(self) -> str:
         folder = resources.files("pfl_lite") / "static"
         style, script = ((folder / f"player.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
         last = len(self.frames) - 1
+        still = last if self.opens is None else list(self.frames).index(self.opens)
         pictures = "\n".join(
-            f'<img alt="{escape(self.alt)}; {escape(name)}" data-name="{escape(name)}"{"" if i == last else " hidden"} '
+            f'<img alt="{escape(self.alt)}; {escape(name)}" data-name="{escape(name)}"{"" if i == still else " hidden"} '
             f'width="{self.width}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
             for i, (name, png) in enumerate(self.frames.items())
         )
         return (
             f'<div class="pfl-player" role="group" aria-label="{escape(self.alt)}" '
-            f'data-interval="600">\n{pictures}\n<div class="controls" hidden>'
+            f'data-interval="600"{"" if self.opens is None else " data-opens"}>\n{pictures}\n<div class="controls" hidden>'
             '<button type="button">Back</button><button type="button">Play</button><button type="button">Next</button>'
-            f'<input type="range" min="0" max="{last}" value="{last}" aria-label="frame"><output></output></div></div>\n'
+            f'<input type="range" min="0" max="{last}" value="{still}" aria-label="frame"><output></output></div></div>\n'
             f"<style>\n{style}</style>\n<script>\n{script}</script>\n"
         )
 
@@ -411,31 +412,36 @@ def animate(
     frames: Mapping[str, Any] | Sequence[Any],
     *,
     alt: str,
+    opens: str | None = None,
     colors: int = 64,
     dots: int = SHARP,
 ) -> Player:
-    """Draw one picture a frame and let the reader play them; without JavaScript, the last one is shown.
+    """Draw one picture a frame and let the reader play them; on paper and without JavaScript, one of them is shown.
 
     Args:
         figure: the figure that `draw` changes; it is closed afterwards.
         draw: called with every frame's value in turn.
         frames: names that stand beside the slider (`round 3`) and values; a sequence of numbers means rounds.
         alt: what the animation shows, in words.
+        opens: the name of the frame that is seen before anyone plays, and on paper, for an animation whose first frame says
+            little; without it, a page opens at the first frame, and paper shows the last.
         colors: of each picture; few make it small.
         dots: drawn for each dot of the page, both ways; 1 makes it smaller still, and less sharp.
 
     Raises:
-        InputError: no frames, or no words.
+        InputError: no frames, no words, or no frame of the name to open at.
     """
     named = frames if isinstance(frames, Mapping) else {f"round {value}": value for value in frames}
     if not named or not alt.strip():
         raise InputError("an animation needs at least one frame and an alt text that says what it shows")
+    if opens is not None and opens not in named:
+        raise unknown("frame", opens, list(named))
     pictures = {}
     for name, value in named.items():
         draw(value)
         pictures[name], width = _png(figure, colors, dots)
     plt.close(figure)
-    return Player(pictures, alt, width)
+    return Player(pictures, alt, width, opens)
 
 
 def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> tuple[pd.DataFrame, str]:

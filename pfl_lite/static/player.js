@@ -7,7 +7,10 @@
     const [slider] = player.querySelectorAll("input");
     const [output] = player.querySelectorAll("output");
     const [back, play, forward] = player.querySelectorAll("button");
+    const still = frames.findIndex((frame) => !frame.hidden);
     let timer = null;
+    // Until someone touches it, playing begins at the first frame, wherever the page opened.
+    let fresh = true;
     const show = (at) => {
       const now = Math.min(Math.max(at, 0), frames.length - 1);
       frames.forEach((frame, i) => { frame.hidden = i !== now; });
@@ -16,6 +19,7 @@
       slider.setAttribute("aria-valuetext", frames[now].dataset.name);
     };
     const stop = () => {
+      fresh = false;
       clearInterval(timer);
       timer = null;
       play.textContent = "Play";
@@ -29,14 +33,15 @@
     forward.addEventListener("click", () => { stop(); show(Number(slider.value) + 1); });
     play.addEventListener("click", () => {
       if (timer !== null) return stop();
-      if (Number(slider.value) === frames.length - 1) show(0);
+      if (fresh || Number(slider.value) === frames.length - 1) show(0);
+      fresh = false;
       play.textContent = "Pause";
       timer = setInterval(next, Number(player.dataset.interval));
     });
     player.querySelector(".controls").hidden = false;
     // On paper it cannot be played.
-    addEventListener("beforeprint", () => show(frames.length - 1));
-    show(0);
+    addEventListener("beforeprint", () => show(still));
+    show("opens" in player.dataset ? still : 0);
   }
   const start = () => document.querySelectorAll(".pfl-player:not([data-ready])").forEach(mount);
   start();
