@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,31 @@ def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     ).to_html()
     assert 'class="verdicts"' in html and "table.verdicts" in (ROOT / "book/_css/book.css").read_text()
     assert f"rgba({pages.ABOVE},{pages.STRONG})" in html and f"rgba({pages.BELOW},{pages.PALE})" in html
+
+
+def test_evidence_is_a_number_and_a_list_whose_end_is_folded() -> None:
+    def cell(note: str) -> str:
+        found = pages.verdicts([ClaimResult("points", "held", value=2.0, note=note)]).to_html()
+        return re.search(r"<td[^>]*>(points: 2.*?)</td>", found, re.DOTALL)[1]
+
+    assert cell("") == "points: 2"
+    assert cell("a < b; c") == "points: 2<ul><li>a &lt; b</li><li>c</li></ul>"
+    assert "details" not in cell("a; b; c; d"), "one line is not worth a fold"
+    shown, folded = cell("a; b; c; d; e").split("<details><summary>2 more</summary>")
+    assert shown.endswith("<li>c</li></ul>") and folded == "<ul><li>d</li><li>e</li></ul></details>"
+
+
+@pytest.mark.parametrize("columns", [["x", "y"], pd.MultiIndex.from_product([["one"], ["x", "y"]])])
+def test_the_name_of_an_index_takes_no_row_of_its_own(columns: list[str] | pd.MultiIndex) -> None:
+    frame = pd.DataFrame([[1, 2]], pd.Index(["a"], name="Method"), columns)
+    head = pages.styled(frame).to_html().partition("</thead>")[0]
+    rows = head.split("<tr>")[1:]
+    assert len(rows) == frame.columns.nlevels
+    assert [re.sub("<[^>]+>|&nbsp;", "", cell) for cell in re.findall("<th.*?</th>", rows[-1])] == [
+        "Method",
+        "x",
+        "y",
+    ]
 
 
 def test_reasons_are_those_of_the_table(ledger: Ledger) -> None:

@@ -61,6 +61,10 @@ LINE = '    <span class="n">x</span>'
             CELL.format("about 0.04 [-0.17,\N{NO-BREAK SPACE}0.19] points"),
         ),
         (
+            CELL.format("0.04 [-0.17, 0.19]<ul><li>a [1, 2]</li></ul>"),
+            CELL.format("0.04 [-0.17,\N{NO-BREAK SPACE}0.19]<ul><li>a [1,\N{NO-BREAK SPACE}2]</li></ul>"),
+        ),
+        (
             f'<div class="highlight"><pre>{LINE}\n{LINE}{"=" * 90}\n</pre></div>',
             f'<div class="highlight"><pre>{LINE}\n<span class="long" style="--in: 8ch">{LINE}{"=" * 90}</span>\n</pre></div>',
         ),
@@ -73,6 +77,7 @@ LINE = '    <span class="n">x</span>'
         "a short cell",
         "one without an id",
         "an interval",
+        "intervals beside a list and in it",
         "a long line of code",
     ],
 )

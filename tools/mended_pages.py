@@ -31,7 +31,10 @@ FORMULA = re.compile(
 )
 OPTION = re.compile(r'<span class="pre">(--?[a-z][\w-]{0,24})</span>')
 INTERVAL = re.compile(r"\[[-+−]?[\d.]+, [-+−]?[\d.]+\]")
-CELL = re.compile(r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)</(?:td|th)>')
+CELL = re.compile(
+    r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)(</(?:td|th)>|<ul>)'
+)
+ITEM = re.compile(r"<li>[^<]*</li>")
 SHORT = {"td": 20, "th": 11}  # characters of a cell, and of a row's name, that stay on one line
 CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
@@ -86,12 +89,16 @@ def with_prompts(_app: Sphinx, _page: str, _template: str, context: dict[str, An
         context["body"] = FOLDED_OUTPUT.sub(lambda fold: fold[0].replace(" code</p>", " output</p>"), body)
 
 
+def unbroken_intervals(text: str) -> str:
+    """A text whose intervals stay on one line."""
+    return INTERVAL.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), text)
+
+
 def unbroken_cell(cell: re.Match[str]) -> str:
-    """A cell of a styled table whose intervals, and whose whole text if it is short, stay on one line."""
-    tag, begin, end, text = cell.groups()
-    short = "short " if len(text.strip()) <= SHORT[tag] else ""
-    text = INTERVAL.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), text)
-    return f"<{tag}{begin}{short}{end}{text}</{tag}>"
+    """A cell of a styled table, up to a list in it, whose intervals, and whose whole text if it is short, stay on one line."""
+    tag, begin, end, text, after = cell.groups()
+    short = "short " if len(text.strip()) <= SHORT[tag] and after != "<ul>" else ""
+    return f"<{tag}{begin}{short}{end}{unbroken_intervals(text)}{after}"
 
 
 def unbroken_formula(found: re.Match[str]) -> str:
@@ -122,6 +129,7 @@ def with_unbroken_words(
     body = FORMULA.sub(unbroken_formula, body)
     body = OPTION.sub(r'<span class="pre unbroken">\1</span>', body)
     body = CELL.sub(unbroken_cell, body)
+    body = ITEM.sub(lambda item: unbroken_intervals(item[0]), body)
     context["body"] = CODE.sub(hanging_code, body)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of
 VERDICTS = {"held": ABOVE, "failed": BELOW}
 STRONG, PALE = 0.4, 0.15  # opacity of a verdict's shade, the second where it rests on one seed
 NOT_RUN = "–"
+SEEN = 3  # remarks beside a claim's number that are not folded
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
@@ -51,7 +53,13 @@ def facts(*names: str, budget: str = DEFAULT_BUDGET) -> Styler:
 
 
 def styled(frame: pd.DataFrame) -> Styler:
-    """A frame to be colored, without an id at every cell, which makes a chapter smaller."""
+    """A frame to be colored, without an id at every cell, which makes a chapter smaller.
+
+    A name of the index stands in the corner, above the rows' names: pandas would give it a row of its own, empty but for it.
+    """
+    if frame.index.name and not any(frame.columns.names):
+        names = [None] * (frame.columns.nlevels - 1) + [frame.index.name]
+        frame = frame.rename_axis(index=None).set_axis(frame.columns.set_names(names), axis=1)
     return Styler(frame, cell_ids=False)
 
 
@@ -273,7 +281,10 @@ def _cell(mean: float, sd: float, few: bool) -> str:
 
 
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
-    """Claims with verdict, statistic and interval, the verdict colored; three columns, so that a narrow page shows them."""
+    """Claims with verdict, statistic and interval, the verdict colored; three columns, so that a narrow page shows them.
+
+    The evidence is a number and, below it, a list of remarks; of a long one the end is folded.
+    """
     shown = pd.DataFrame(
         {
             "claim": [f"{one.id}: {one.text}" for one in results],
@@ -287,8 +298,22 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
         shade = PALE if "(1 seed)" in str(verdict) else STRONG
         return f"background-color: rgba({VERDICTS[word]},{shade})" if word in VERDICTS else ""
 
-    looks = styled(shown).hide(axis="index").map(colour, subset=["verdict"])
+    looks = (
+        styled(shown).hide(axis="index").map(colour, subset=["verdict"]).format(_listed, subset=["evidence"])
+    )
     return looks.set_table_attributes('class="verdicts"')  # which a narrow page lays out cell under cell
+
+
+def _listed(evidence: object) -> str:
+    """Remarks as HTML: the first as a line, the others as a list below it, whose end is folded where it is long."""
+    first, *others = map(escape, str(evidence).split("; "))
+    shown, folded = (others, []) if len(others) <= SEEN + 1 else (others[:SEEN], others[SEEN:])
+    more = f"<details><summary>{len(folded)} more</summary>{_items(folded)}</details>" if folded else ""
+    return first + _items(shown) + more
+
+
+def _items(remarks: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{one}</li>' for one in remarks)}</ul>" if remarks else ""
 
 
 def _statistic(result: ClaimResult) -> str:
