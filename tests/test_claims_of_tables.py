@@ -17,7 +17,7 @@ from scipy.special import expit, logit
 from pfl_lite.data.recipes import parse
 from pfl_lite.papers import EXPERIMENTS, get_experiment
 from pfl_lite.papers.fedmn import sent
-from pfl_lite.papers.pfedmb import SCAN, fewer_on_cifar100
+from pfl_lite.papers.pfedmb import METHODS, SCAN, TABLE2_SETTINGS, fewer_on_cifar100, table2
 from pfl_lite.papers.pflmoe import ALL
 from pfl_lite.papers.statement import (
     LOOKED_AT_TWICE,
@@ -405,6 +405,19 @@ def test_b6_counts_ranks(verdict: Callable[..., ClaimResult], tmp_path: Any) -> 
     (tmp_path / "pfedmb-table2-cifar100-50" / "ifca-seed0.json").unlink()
     (lacking,) = [one for one in claims("pfedmb-table2", Ledger(tmp_path)) if one.id == "B6"]
     assert lacking.verdict == "undecided" and "needs all 6 settings" in lacking.note
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0, "undecided"), (1, "failed")])
+def test_b6_counts_an_order_of_one_search_once(
+    verdict: Callable[..., ClaimResult], shift: int, expected: str
+) -> None:
+    """Three orders, twice each: in settings that share a search, or, shifted by one, in such that do not."""
+    orders = ("857426013", "342560781", "836204751")  # of METHODS: pFedMB, the last, is far behind Local
+    level = {
+        table2(setting): dict(zip(METHODS, map(float, orders[(i + shift) // 2 % 3]), strict=True))
+        for i, setting in enumerate(TABLE2_SETTINGS)
+    }
+    assert verdict("B6", lambda name, arm: 50 + level[name][arm], seeds=(0,)).verdict == expected
 
 
 @pytest.mark.parametrize(
