@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
     found = check(ledger)
     assert found.files == 3 and found.faults == [] and sorted(ledger.folder.rglob("*")) == before
     assert "toy: 2 runs of an experiment that is not known here" in found.notes
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_look_through_a_ledger_shows_a_bar_on_a_terminal(
+    ledger: Ledger, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter(ledger)
+    screen = type("Screen", (io.StringIO,), {"isatty": lambda self: terminal})()
+    monkeypatch.setattr("sys.stderr", screen)
+    check(ledger)
+    assert ("0/1 [00:00" in screen.getvalue()) == terminal
 
 
 @pytest.mark.parametrize(("final", "model"), [("final", "tuned"), ("final_before_ft", "personal")])
