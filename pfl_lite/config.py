@@ -133,8 +133,8 @@ class RunConfig:
             *((name, words.__contains__, f"one of {', '.join(words)}") for name, words in WORDS.items()),
         )
         schema.check_bounds(vars(self), beside)
-        for name in (*TUNING, "ft_factors"):
-            idle = getattr(self, name) in (None, "") or self.ft_epochs > 0
+        for name in (*TUNING, "ft_mode", "ft_factors"):
+            idle = getattr(self, name) == getattr(RunConfig, name) or self.ft_epochs > 0
             self._check_beside(name, idle, "left out unless ft_epochs is positive")
         idle = is_file(self.partition) and self.val_fraction != RunConfig.val_fraction
         self._check_beside(

@@ -484,6 +484,10 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
         (["run", "fedavg", "--lr", "1", "--set", "lr=3"], "lr is given twice"),
         (["run", "fedavg", "--ft-batch-size", "8"], "left out unless ft_epochs is positive"),
+        (
+            ["run", "fedavg", "--ft-mode", "plain_sgd"],
+            "ft_mode must be left out unless ft_epochs is positive",
+        ),
         (["run", "fedavg", "--augment", "blur"], "none, crop_flip"),
         (["run", "fedavg", "--whole-test", "--partition", "concept:2"], "some of these see labels changed"),
         (["run", "fedavg", "--set", "method=local"], "the method is the word before it"),
