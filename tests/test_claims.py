@@ -179,6 +179,11 @@ def test_only_seeds_that_every_arm_has_are_used(verdict):
     assert "2 of 3 seeds" in result.note and "seeds not used because an arm lacks them: 2" in result.note
 
 
+def test_two_seeds_decide_what_is_counted_by_seed(verdict):
+    result = verdict("B3", seeds=(0, 1))  # no test of a difference
+    assert result.verdict == "held" and result.seeds == 2
+
+
 def test_a_missing_arm_leaves_it_undecided(verdict):
     result = verdict("B1", seeds=(0,), leave_out=[("local", 0)])
     assert result.verdict == "undecided" and result.note == "no complete run of Local"

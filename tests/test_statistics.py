@@ -84,8 +84,20 @@ def test_three_seeds_that_agree_on_no_client_have_the_interval_of_three_numbers(
     assert two_way(np.repeat(seeds[:, None], 4, 1)).interval == pytest.approx((low, high))
 
 
+@pytest.mark.parametrize(
+    ("values", "variance"),
+    [
+        ([[0, 2], [4, 8]], 25 + 9 - 1),  # mean squares of seeds, of clients and of the rest
+        ([[0, 2], [6, 4]], 16),  # seeds alone tell more than 16 + 0 - 4
+    ],
+)
+def test_seeds_and_clients_by_hand(values: list[list[float]], variance: float) -> None:
+    found = two_way(np.array(values))
+    assert found.se == pytest.approx(np.sqrt(variance / 4)) and found.df == 1
+
+
 def test_independent_estimates_add_up() -> None:
-    both = combined([Estimate(1, 3, 5), Estimate(2, 4, 5)])
+    both = combined([Estimate(1, 3, 5), Estimate(2, 4, 9)])
     assert (both.value, both.se) == (3, 5) and both.df == 5
     assert combined([Estimate(1, np.inf, 1), Estimate(2, 4, 5)]).interval == (-np.inf, np.inf)
 
@@ -140,6 +152,18 @@ def test_a_method_that_a_rival_beats_everywhere_fails() -> None:
     assert share(lambda random: found(random) == "failed") > 0.9
 
 
+def test_ranks_by_hand() -> None:
+    ahead = np.tile([1.0, 0.0], (SETTINGS, 1))  # one rival, beaten everywhere
+    assert best_rank(ahead, 0).p_best == 1 / 2**SETTINGS and best_rank(ahead, 0).lead == 1
+    behind = best_rank(ahead, 1)
+    assert behind.p_best == 1 and behind.p_beaten == pytest.approx(1 / 2**SETTINGS, rel=0.1)
+    assert best_rank(ahead, 1, blocks=list("aabbcc")).p_beaten == pytest.approx(1 / 2**3, rel=0.1)
+    ahead[:2] = 0.0, 1.0  # but in one block of three
+    assert best_rank(ahead, 0, blocks=list("aabbcc")).p_beaten == pytest.approx(7 / 8, rel=0.1)
+    many = np.tile(np.arange(METHODS, dtype=float), (SETTINGS, 1))  # of ten draws none is as far behind
+    assert best_rank(many, 0, draws=10).p_beaten == 1 / 11
+
+
 def test_settings_that_move_together_are_no_independent_evidence() -> None:
     def found(random: np.random.Generator, blocks: str | None) -> str:
         table = np.repeat(
@@ -181,7 +205,7 @@ def test_an_order_settles_when_it_is_planted_and_its_interval_knows_how_well() -
         and high[0] < -0.8 < 0.8 < low[2]
     )
     _, (low, high) = settling(planted + 40 * noise, draws=200)  # the clients do not tell the order
-    assert low[2] < 0 < high[0]
+    assert low[2] < 0 < high[0] and low[3] == high[3] == 1
 
 
 def test_the_interval_of_tau_holds_the_order_that_is_planted_and_none_where_there_is_none() -> None:
@@ -190,6 +214,7 @@ def test_the_interval_of_tau_holds_the_order_that_is_planted_and_none_where_ther
     ours = paper + 0.1 * random.normal(size=(1, 30, 9))
     good = agreement(paper, ours)
     assert good.tau == 1 and good.interval[0] > 0.9 and good.gap < 0.1
+    assert agreement(paper, paper + np.tile((-1, 1, 0), 3) + np.zeros((1, 2, 9))).gap == pytest.approx(2 / 3)
 
     def tells(random: np.random.Generator) -> bool:
         low, high = agreement(paper, random.normal(size=(3, 15, 9)), draws=200).interval
