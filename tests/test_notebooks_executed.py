@@ -6,10 +6,13 @@ nbval compares nothing for a cell that was never run, so this is what makes `mak
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
@@ -110,24 +113,61 @@ def test_equal_results_are_equal_text(chapter: Path) -> None:
     assert {*re.findall(r"\bat 0x([0-9a-f]+)", outputs)} <= {"0"}, "`make chapters` blanks them"
 
 
+def tool_and_pages(folder: Path, *pages: list[tuple[str, list[str]]]) -> list[str]:
+    """The command that executes pages of cells (source, tags), from a copy of the tool: it writes its seconds beside itself."""
+    (folder / "book").mkdir()
+    (folder / "tools").mkdir()
+    for number, page in enumerate(pages):
+        cells = [
+            {"cell_type": "code", "execution_count": None, "outputs": [], "source": source, "id": f"cell{at}"}
+            | {"metadata": {"tags": tags}}
+            for at, (source, tags) in enumerate(page)
+        ]
+        stored = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+        (folder / f"book/page{number}.ipynb").write_text(json.dumps(stored), encoding="utf-8")
+    tool = shutil.copy(BOOK.parent / "tools/execute_book.py", folder / "tools")
+    return [sys.executable, str(tool), str(folder / "book")]
+
+
 @pytest.mark.slow
 def test_a_result_that_cannot_be_shown_is_reported(tmp_path: Path) -> None:
     """Such a cell stores an error, but its kernel goes on."""
     source = "class Shy:\n    def _repr_html_(self):\n        raise ValueError('not like\\nthis')\n\nShy()"
-    cell = {"cell_type": "code", "execution_count": None, "outputs": [], "source": source}
-    shown = [
-        cell | {"id": id, "metadata": {"tags": tags}}
-        for id, tags in (("meant", ["raises-exception"]), ("not", []))
-    ]
-    page = {"cells": shown, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book/page.ipynb").write_text(json.dumps(page), encoding="utf-8")
-    (tmp_path / "tools").mkdir()  # beside which it writes its seconds
-    tool = Path(shutil.copy(BOOK.parent / "tools/execute_book.py", tmp_path / "tools"))
-    ran = subprocess.run(
-        [sys.executable, tool, tmp_path / "book"], capture_output=True, text=True, check=False
-    )
+    command = tool_and_pages(tmp_path, [(source, ["raises-exception"]), (source, [])])
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (
         ran.returncode == 1
         and "cell 2: its result could not be shown: ValueError: not like this" in ran.stdout
     )
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_is_reported_in_a_few_words(tmp_path: Path) -> None:
+    command = tool_and_pages(tmp_path, [("import time; time.sleep(60)", [])])
+    ran = subprocess.run([*command, "--timeout", "1"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert re.search(r" s  cell 1 took longer than 1 s: TIMEOUT=6 gives make more$", ran.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_the_kernels_too(tmp_path: Path, number: signal.Signals) -> None:
+    """A worker whose notebook was interrupted must not go on to the next one, and leave it running when the tool has ended."""
+    at = tmp_path / "pids"
+    source = f"import os, time\nprint(os.getpid(), file=open({str(at)!r}, 'a'), flush=True)\ntime.sleep(600)"
+    command = tool_and_pages(tmp_path, *[[(source, [])]] * 4)
+    # as a shell's own in a terminal, whatever this process ignores
+    started = subprocess.Popen(
+        ["env", "--default-signal=INT", *command], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 240
+    while not (at.exists() and len(at.read_text().splitlines()) == 2) and time.monotonic() < end:
+        time.sleep(0.2)
+    os.killpg(started.pid, number)
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 130 and "\ninterrupted: " in said
+    kernels = [int(pid) for pid in at.read_text().splitlines()]
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in kernels) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert len(kernels) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in kernels)

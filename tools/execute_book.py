@@ -7,16 +7,17 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 
 class Outcome(NamedTuple):
@@ -78,6 +79,10 @@ def execute(chapter: Path, timeout: int) -> Outcome:
         client.execute()
     except Exception as error:  # also a dead kernel or a time-out: each is reported with its chapter and cell
         name, value = type(error).__name__, str(error)
+        if isinstance(error, CellTimeoutError):  # its own words are an error's, and half of the cell
+            return outcome(
+                f"cell {at + 1} took longer than {timeout} s: TIMEOUT={6 * timeout} gives make more"
+            )
         if isinstance(error, CellExecutionError):
             name, value = error.ename, error.evalue
         return outcome(f"cell {at + 1}: {name}: {value}")
@@ -112,6 +117,7 @@ def main() -> int:
     if arguments.names:
         chapters = [chapter for chapter in chapters if chapter.stem in arguments.names]
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"Running {len(chapters)} chapters, {arguments.jobs} at a time", flush=True)
     started = time.perf_counter()
     failed = 0
@@ -123,14 +129,21 @@ def main() -> int:
         names = ", ".join(chapter.stem for chapter in chapters[: arguments.jobs])
         print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
         jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
-        for done, job in enumerate(as_completed(jobs), start=1):
-            chapter, seconds, computed, problem = job.result()
-            failed += bool(problem)
-            took[chapter.stem] = round(computed, 1)
-            line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
-            print(line, flush=True)
-            if (later := done + arguments.jobs - 1) < len(chapters):
-                print(f"       now {chapters[later].stem}", flush=True)
+        try:
+            for done, job in enumerate(as_completed(jobs), start=1):
+                chapter, seconds, computed, problem = job.result()
+                failed += bool(problem)
+                took[chapter.stem] = round(computed, 1)
+                line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
+                print(line, flush=True)
+                if (later := done + arguments.jobs - 1) < len(chapters):
+                    print(f"       now {chapters[later].stem}", flush=True)
+        except KeyboardInterrupt:
+            # A worker answers signals as its notebook does, and would go on to the next. A kernel ends once its worker is gone.
+            for worker in active_children():
+                worker.kill()
+            print("interrupted: the chapters that are named above with ok have run", flush=True)
+            return 130
     note.parent.mkdir(exist_ok=True)
     note.write_text(json.dumps(took, indent=1), encoding="utf-8")
     seconds = time.perf_counter() - started
