@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import os
+import re
 import shlex
 import signal
 import sys
@@ -23,7 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from pfl_lite import __version__
 from pfl_lite.__main__ import main as main
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import ELSEWHERE, InputError, unknown
 from pfl_lite.schema import check_bounds
 
 LONGEST = 500  # characters of a sentence
@@ -101,19 +102,24 @@ class PartitionCommand(TyperCommand):
 
 
 def setting_hint(error: Exception) -> str | None:
-    """How a method's setting is given, where it was taken for an option of a command that trains."""
+    """How a setting is given: a method's that was taken for an option of a command that trains, or another library's name."""
+    if not (given := getattr(error, "option_name", "")):
+        return None  # without an option there is no need to wait for the methods, which load torch
     from pfl_lite.methods import METHODS
 
-    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    name = given.lstrip("-").replace("-", "_")
     command = getattr(getattr(error, "ctx", None), "command", None)
     if name == "set" and getattr(command, "name", "") == "compare":
         return "compare has no --set: a method's settings follow its name, as in ditto:lam=0.1"
+    options = {option.name for option in getattr(command, "params", ())}
     owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
     if not owners:
-        return None
+        here = ELSEWHERE.get(name, "")
+        known = re.match(r"\w*", here)
+        return f"No such option: {given}: here it is --{here}" if known and known[0] in options else None
     if getattr(command, "name", "") == "compare":
         return f"{name} is a setting of {', '.join(owners)}: write {owners[0]}:{name}=..."
-    if "set_" in {option.name for option in getattr(command, "params", ())}:
+    if "set_" in options:
         return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..."
     return None
 

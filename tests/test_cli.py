@@ -605,6 +605,10 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
         ("reproduce", "pfedmb-table1", "--lam", "1"),
     ):
         assert "No such option: " in refused(*wrong)
+    for command in ("run", "compare"):
+        said = refused(command, "fedavg", "--learning-rate", "0.1")
+        assert said == "pfl-lite: No such option: --learning-rate: here it is --lr\n"
+    assert "here it is" not in refused("table", "pfedmb-table1", "--learning-rate", "0.1")
 
 
 def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) -> None:
