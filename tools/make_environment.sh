@@ -11,6 +11,11 @@ echo "Making the environment in $folder ($versions versions; PyTorch is large, t
 if [ ! -x "$folder/bin/python" ]; then
   tools/uv.sh venv --python-preference system --python "$python" "$folder"
 fi
+if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "$("$folder/bin/python" --version) is too old: this needs Python 3.11 or newer ($folder was removed; try again)" >&2
+  rm -rf "$folder"  # which the next try would take as it is
+  exit 2
+fi
 export VIRTUAL_ENV=$PWD/$folder
 # Compiled once, here: every command, worker and kernel starts in half the time, also where Python may not write beside its sources.
 if [ "$versions" = locked ]; then
