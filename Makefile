@@ -2,6 +2,7 @@
 #
 #   make test UPGRADE=1          the same with the newest versions that pyproject.toml allows, in an environment of its own
 #   make book PYTHON=python3.13  another Python (anything that `uv venv --python` understands)
+#   make book TIMEOUT=3600       a slow or busy machine: a cell may take an hour instead of ten minutes
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -9,6 +10,7 @@ SHELL := /bin/bash
 UPGRADE ?=
 PYTHON  ?= >=3.11
 JOBS    ?= 2
+TIMEOUT ?= 600
 
 VENV  := $(if $(UPGRADE),.venv-newest,.venv)
 PY    := $(VENV)/bin/python
@@ -28,7 +30,7 @@ help: ## show this list
 
 book: environment ## run every chapter from scratch, then build the site from the results
 	@rm -rf _build/book-src && mkdir -p _build && cp -R book _build/book-src
-	@$(QUIET) $(PY) tools/execute_book.py _build/book-src --jobs $(JOBS)
+	@$(QUIET) $(PY) tools/execute_book.py _build/book-src --jobs $(JOBS) --timeout $(TIMEOUT)
 	@$(PY) tools/build_site.py --source _build/book-src --output _build/book
 
 site: environment ## build the site from the chapters as they are stored (fast; this is what is published)
@@ -38,6 +40,7 @@ pdf: environment ## the course as one PDF, from the chapters as they are stored 
 	@$(PY) tools/make_pdf.py
 
 course: environment ## the teacher's files: student and instructor notebooks, grading, slides, quizzes, a zip (_build/course)
+	@echo 'Making the course: first the package as a wheel, then each unit and laboratory (a few minutes)'
 	@rm -rf _build/wheel && tools/uv.sh build --wheel --quiet --out-dir _build/wheel || \
 	  tools/uv.sh build --wheel --quiet --out-dir _build/wheel --offline
 	@$(PY) tools/make_course.py --wheel "$$(echo _build/wheel/*.whl)"
@@ -90,7 +93,7 @@ format: environment ## let ruff mend and lay out the code
 	$(PY) -m ruff format .
 
 chapters: environment ## run chapters and keep their outputs in book/ (all, or NAMES="pfedmb notation")
-	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS)
+	@$(QUIET) $(PY) tools/execute_book.py book $(NAMES) --jobs $(JOBS) --timeout $(TIMEOUT)
 
 reference: environment ## write what is made from the code: reference pages, methods' cards, all methods in one file
 	@$(PY) tools/update_reference.py
