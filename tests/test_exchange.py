@@ -85,7 +85,10 @@ def test_lists_without_val_and_test_are_a_partition_and_say_their_number(tmp_pat
     assert [len(one.test) for one in load_partition(str(path))] == [0, 1]
     assert make_config("fedavg", partition=str(path)).clients == 2
     path.write_text('{"clients": [{"tain": [0, 1]}]}')
-    with pytest.raises(InputError, match=r"holds no partition \(it/clients/0 lacks train\)"):
+    with pytest.raises(InputError, match=r"holds no partition \(clients/0 lacks train\)"):
+        load_partition(str(path))
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"holds no partition \(it lacks clients\)"):
         load_partition(str(path))
 
 

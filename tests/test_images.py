@@ -435,7 +435,9 @@ def test_a_part_of_a_data_set(folder: Path) -> None:
             load(name)
     with pytest.raises(InputError, match=r"'glyphs10:0\.001' leaves none of the 500 test images"):
         load("glyphs10:0.001")
-    with pytest.raises(InputError, match=r"unknown data set 'glyph'.*make_federation\(Images"):
+    with pytest.raises(
+        InputError, match=r"unknown data set 'glyph'.*register_images adds your own in a script: see"
+    ):
         load("glyph:0.1")
 
 
@@ -472,7 +474,25 @@ def test_no_data_and_no_network(folder: Path, name: str) -> None:
     sentence = str(raised.value)
     assert "\n" not in sentence and str(folder / f"{name}.npz") in sentence
     assert "with a network" in sentence and f"put {name}.npz there" in sentence
-    assert not (folder / f"{name}.npz").exists()
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "femnist"])
+def test_a_data_folder_that_is_mistyped_is_not_made_and_one_that_is_a_file_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PFL_LITE_DATA", str(folder / "mist" / "yped"))
+    with pytest.raises(InputError, match="does not exist and"):
+        load(name)
+    assert not list(folder.iterdir())
+    (folder / "file").write_text("in the way")
+    for beyond in ("file", "file/folder"):
+        monkeypatch.setenv("PFL_LITE_DATA", str(folder / beyond))
+        with pytest.raises(
+            InputError, match=f"^PFL_LITE_DATA must be a folder, but {folder}/file is a file$"
+        ):
+            load(name)
+    assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def test_a_file_that_is_there_is_used_as_it_is(folder: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import socket
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -441,8 +442,8 @@ def card_of(name: str) -> Card:
     cards = datasets()
     if name not in cards:
         listed = (
-            f"valid: {', '.join(sorted(cards))}; images of your own: run(federation=make_federation(Images(...), ...)) or "
-            "register_images, see *Your own method, your own data*"
+            f"valid: {', '.join(sorted(cards))}; register_images adds your own in a script: see *Your own method, your own "
+            "data*"
         )
         raise unknown("data set", name, cards, listed)
     return cards[name]
@@ -610,14 +611,20 @@ def _glyphs(card: Card, path: Path) -> Images:
 
 
 def _convert(card: Card, path: Path) -> None:
-    """Fetch a data set through torchvision, or read LEAF's files, and write it to `path`."""
+    """Fetch a data set through torchvision, or read LEAF's files, and write it to `path`; no folder stays without a file."""
+    made, downloads = [one for one in path.parents if not one.exists()], path.parent / "downloads"
+    there = path.parents[len(made)]
+    if not there.is_dir():
+        raise InputError(f"PFL_LITE_DATA must be a folder, but {there} is a file")
     if card.name == "femnist":
         _convert_leaf(path)
         return
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)  # torchvision sets none, and some servers are silent
+    # before torchvision is loaded, let alone gives up: both take their time
+    print(f"fetching {card.name} through torchvision, to be kept as {path}", file=sys.stderr, flush=True)
     try:
-        write_npz(path, _fetch(card.name, path.parent / "downloads"))
+        write_npz(path, _fetch(card.name, downloads))
     except Exception as error:  # torchvision raises whatever the network, the archive or the disk raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -627,8 +634,9 @@ def _convert(card: Card, path: Path) -> None:
         ) from error
     finally:
         socket.setdefaulttimeout(before)
-        with suppress(OSError):  # archives that were fetched stay; an empty folder does not
-            (path.parent / "downloads").rmdir()
+        for one in [*sorted(downloads.rglob("*"), reverse=True), downloads, *made]:
+            with suppress(OSError):  # archives that were fetched stay; an empty folder does not
+                one.rmdir()
 
 
 def _convert_leaf(path: Path) -> None:

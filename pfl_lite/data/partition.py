@@ -416,7 +416,7 @@ def _from_json(content: bytes) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` from the lists of a `.json`; raises ValueError for other files."""
     found = read_json(content)
     if fault := _LISTED(found):
-        raise ValueError(f"it{fault}")
+        raise ValueError(fault[1:] if fault.startswith("/") else f"it{fault}")
     empty: dict[str, list[int]] = {"val": [], "test": []}
     rows = {
         f"{name}/{i}": one for i, row in enumerate(found["clients"]) for name, one in (empty | row).items()
