@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ class PoliteGroup(TyperGroup):
 
         The exit code is 2 where the input or the system refuses, 128 and its number after a signal, 1 where the package is wrong.
         """
+        words = ctx.args  # what follows the command, which is gone from here when it is refused
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = tell
@@ -63,7 +65,7 @@ class PoliteGroup(TyperGroup):
             raise
         except Exception as error:
             if hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
-                sentence = str(setting_hint(error) or error.format_message() or "a command is missing")
+                sentence = str(setting_hint(error, words) or error.format_message() or "a command is missing")
                 if type(error).__name__ == "MissingParameter" and (where := getattr(error, "ctx", None)):
                     sentence = f"{sentence.removesuffix('.')}: see `{where.command_path} --help`"
                 raise ended(2, sentence) from error
@@ -101,7 +103,7 @@ class PartitionCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def setting_hint(error: Exception) -> str | None:
+def setting_hint(error: Exception, words: list[str]) -> str | None:
     """How a setting is given: a method's that was taken for an option of a command that trains, or another library's name."""
     if not (given := getattr(error, "option_name", "")):
         return None  # without an option there is no need to wait for the methods, which load torch
@@ -118,7 +120,8 @@ def setting_hint(error: Exception) -> str | None:
         known = re.match(r"\w*", here)
         return f"No such option: {given}: here it is --{here}" if known and known[0] in options else None
     if getattr(command, "name", "") == "compare":
-        return f"{name} is a setting of {', '.join(owners)}: write {owners[0]}:{name}=..."
+        named = next((one for word in words if (one := word.partition(":")[0]) in owners), owners[0])
+        return f"{name} is a setting of {', '.join(owners)}: write {named}:{name}=..."
     if "set_" in options:
         return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..."
     return None
@@ -273,8 +276,6 @@ def methods(
 
     Examples: `pfl-lite methods`, `pfl-lite methods pfedmb`
     """
-    from dataclasses import fields
-
     from pfl_lite.methods import METHODS, explain
 
     if name is not None:
@@ -429,13 +430,17 @@ def convert(
     typer.echo(f"wrote {len(clients)} clients with {len(images.card.classes)} classes to {out}")
 
 
-def parse_settings(pairs: list[str], of: str = "--set ") -> dict[str, str]:
+def parse_settings(pairs: list[str], method: str, of: str = "--set ") -> dict[str, str]:
     """`["mu=0.1", "ft_epochs=5"]` as a dict; raises InputError for anything without a name and a value."""
+    from pfl_lite.methods import METHODS
+
     settings: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
-            raise InputError(f"{of.strip()} takes name=value, e.g. {of}mu=0.1, not '{pair}'")
+            its = {"lr": 0.1} | {field.name: field.default for field in fields(METHODS[method])}
+            like = name if name in its else [*its][-1]  # what a method shares with others comes first
+            raise InputError(f"{of.strip()} takes name=value, e.g. {of}{like}={its[like]}, not '{pair}'")
         if name == "method":
             raise InputError(f"{of}method=... is not a setting: the method is the word before it")
         if name in settings:
@@ -449,7 +454,21 @@ def named_method(word: str) -> tuple[str, dict[str, str]]:
     from pfl_lite.methods import known
 
     name, _, own = word.partition(":")
-    return known(name), parse_settings(own.split(",") if own else [], f"{name}:")
+    return known(name), parse_settings(own.split(",") if own else [], name, f"{name}:")
+
+
+def alone(context: typer.Context, path: Path, folder: Path) -> None:
+    """Lock a path for the time of the command, by a file in the folder; raises InputError if another call trains into it."""
+    from filelock import Timeout
+
+    from pfl_lite.results.ledger import Ledger
+
+    try:
+        context.with_resource(Ledger(folder).reserved(path.resolve().name))
+    except InputError as error:
+        if not isinstance(error.__cause__, Timeout):
+            raise
+        raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
 
 
 def whole_numbers(seeds: str) -> list[int]:
@@ -511,7 +530,7 @@ def run(
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     method, named = named_method(method)
-    own = parse_settings(set_ or [])
+    own = parse_settings(set_ or [], method)
     if twice := sorted((own.keys() & options.keys()) | (named.keys() & (own.keys() | options.keys()))):
         raise InputError(f"{twice[0]} is given twice: give it once")
     own |= named
@@ -538,8 +557,10 @@ def run(
         tell(sentence.message)
     kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
     context.find_root().obj = kept  # what is said should a signal come
-    if checkpoint is not None and checkpoint.exists():
-        simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
+    if checkpoint is not None:
+        alone(context, checkpoint, checkpoint.parent)
+        if checkpoint.exists():
+            simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
     typer.echo(render_opening(simulation), err=True)
     if not simulation.federation.test_sizes.any():
         tell(
@@ -613,6 +634,8 @@ def compare(
     kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
     context.find_root().obj = kept  # what is said should a signal come
     which = numbers[0] if "," not in seeds else numbers
+    if keep is not None:
+        alone(context, keep, keep)
     frame = table(rows, which, workers=workers, on=on, keep=keep, **options)
     what = "In percent of validation images" if on == "val" else "In percent"
     if format != "csv":

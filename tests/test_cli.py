@@ -551,6 +551,9 @@ def test_missing_data_without_a_network_names_the_file_and_two_ways(
     monkeypatch.setattr("socket.socket.connect", lambda *_: (_ for _ in ()).throw(OSError("no network")))
     result = call("run", "fedavg", "--data", "cifar10", "--partition", "pairs")
     assert result.exit_code == 2 and "cifar10.npz" in result.stderr
+    first, last = result.stderr.splitlines()
+    assert first.startswith("fetching cifar10 ") and first.endswith(f" {tmp_path / 'none' / 'cifar10.npz'}")
+    assert last.startswith("pfl-lite: ") and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])
@@ -621,7 +624,9 @@ def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) 
     a, b = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab")
     assert a["config"] == b["config"] and a["final"] == b["final"] and a["config"]["method"]["lam"] == 0.3
     assert "lam is given twice" in refused("run", "ditto:lam=1", "--set", "lam=2")
-    assert "ditto: takes name=value, e.g. ditto:mu=0.1, not 'lam'" in refused("run", "ditto:lam")
+    assert "ditto: takes name=value, e.g. ditto:lam=1.0, not 'mu'" in refused("run", "ditto:mu")
+    assert "e.g. --set branches=5, not 'branches'" in refused("run", "pfedmb", "--set", "branches")
+    assert "e.g. local:lr=0.1, not 'x'" in refused("run", "local:x")
     assert "as in ditto:lam=0.1" in refused("compare", "ditto", "--set", "lam=1")
     told = call("compare", "local", "--seeds", "3,", "--model", "linear", "--rounds", "1").stderr
     assert told.startswith("local seed 3: ") and "run 1 of 1" in told
@@ -633,6 +638,22 @@ def test_options_of_a_gpu_are_told_that_they_change_nothing_without_one() -> Non
         told = call("run", "local", *short, option).stderr
         assert f"pfl-lite: {option} changes nothing here: it is for runs on a GPU" in told
     assert "changes nothing" not in call("run", "local", *short).stderr
+
+
+def test_what_another_call_trains_is_left_to_it(tmp_path: Path) -> None:
+    short, kept = ["--model", "linear", "--rounds", "1"], tmp_path / "kept"
+    calls = {
+        tmp_path / "run.pt": ["run", "local", *short, "--checkpoint", tmp_path / "run.pt"],
+        kept: ["compare", "local", "fedavg", "--seeds", "1", *short, "--keep", kept],
+    }
+    for path, asked in calls.items():
+        with Ledger(kept if path == kept else tmp_path).reserved(path.name):
+            said = f"pfl-lite: another call trains into {path}: wait for its end, or name another\n"
+            assert refused(*asked) == said
+        assert not list(tmp_path.iterdir())
+    for asked in calls.values():
+        assert call(*asked).exit_code == 0
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_long_round_says_which_client_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
