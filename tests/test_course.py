@@ -211,16 +211,23 @@ SUBMISSIONS = {
     "one-round-only": (FEDSGD.replace("range(T)", "range(1)"), (1, 0)),
     "wrong-sign": (FEDSGD.replace("p - lr", "p + lr"), (0, 0)),
 }
+# What teachers grade before the course: made with it, and handed in already.
+SAMPLES = {"sample-right": (1, 1), "sample-wrong": (1, 0)}
 
 
 def test_grading(course: Path, tmp_path: Path) -> None:
-    """One right, one empty and three wrong answers get what they deserve, also if a student rewrites the tests."""
+    """Right, empty and wrong answers get what they deserve, also if a student rewrites the tests; and so do the samples."""
     from nbgrader.api import Gradebook
 
     grading = tmp_path / "grading"
     shutil.copytree(course / "grading", grading)
-    for student, (answer, _) in SUBMISSIONS.items():
-        notebook = nbformat.read(course / f"student/{ONE}.ipynb", as_version=4)
+    for student, answer in {
+        **{one: answer for one, (answer, _) in SUBMISSIONS.items()},
+        **dict.fromkeys(SAMPLES),
+    }.items():
+        folder = grading / "submitted" / student / ONE
+        handed_in = folder / f"{ONE}.ipynb" if student in SAMPLES else course / f"student/{ONE}.ipynb"
+        notebook = nbformat.read(handed_in, as_version=4)
         # The experiments take a minute; what these answers need comes before them.
         needed = {"cell-imports", "cell-03", "cell-10", "cell-12", "cell-14"}
         notebook.cells = [cell for cell in notebook.cells if cell.id in needed or "nbgrader" in cell.metadata]
@@ -230,8 +237,7 @@ def test_grading(course: Path, tmp_path: Path) -> None:
                 cell.source = answer
             elif cell.id == "ex-fl-fedsgd-tests" and student == "wrong-sign":
                 cell.source = "pass"
-        folder = grading / "submitted" / student / ONE
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, folder / f"{ONE}.ipynb")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     process = subprocess.run(
@@ -241,12 +247,18 @@ def test_grading(course: Path, tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr[-3000:]
     got = {}
     with Gradebook(f"sqlite:///{grading}/gradebook.db") as gradebook:
-        for student in SUBMISSIONS:
+        guide = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
+        for student in SUBMISSIONS | SAMPLES:
             notebook = gradebook.find_submission_notebook(ONE, ONE, student)
             points = {grade.name: grade.auto_score for grade in notebook.grades}
             got[student] = points["ex-fl-fedsgd-tests"], points["ex-fl-fedsgd-hidden-tests"]
-            assert points["ex-fl-floats-text"] == 0, "an answer that nobody wrote has points"
-    assert got == {student: points for student, (_, points) in SUBMISSIONS.items()}
+            assert student in SAMPLES or points["ex-fl-floats-text"] == 0, (
+                "an answer that nobody wrote has points"
+            )
+            if student in SAMPLES:
+                line = f"{ONE},,,{student},,,,{notebook.score},0.0,{notebook.score},{notebook.max_score}\n"
+                assert line in guide, f"the guide promises something else than {line}"
+    assert got == {student: points for student, (_, points) in SUBMISSIONS.items()} | SAMPLES
 
 
 def test_slides_need_no_network(course: Path) -> None:
@@ -366,6 +378,28 @@ def test_teachers_guide_names_exercises_and_chapters_that_exist() -> None:
     assert re.findall(r"^\| \[[^]]*\]\(([\w-]+)\)", outcomes, re.MULTILINE) == [
         chapter.name for chapter in known if not chapter.name.startswith("lab-")
     ]
+
+
+def test_two_weeks_have_the_minutes_of_slides_and_exercises() -> None:
+    """Each session has all exercises of its unit: one before class, one in class, and the one with code to hand in."""
+    described = importlib.import_module("chapter_slides").exercise_plans()
+    plans = (ROOT / "book/_instructor/plans.txt").read_text(encoding="utf-8")
+    lectures = dict(re.findall(r"^### \[.*\]\((\S+)\), (\d+) minutes", plans, re.MULTILINE))
+    known = {one.name: chapter_text.exercises(one) for one in chapter_text.chapters(ROOT / "book")}
+    guide = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
+    table = re.findall(
+        r"^\| \d+ \|.*?`(\S+)` \| \[.*?\]\((\S+)\), \S*?`(\S+)` \| (\d+) \| \S*?`(\S+)` \|$",
+        guide.split("### Two weeks")[1].split("\n### ")[0], re.MULTILINE,
+    )  # fmt: skip
+    assert len(table) == 10 and 10 * 60 < sum(int(row[3]) for row in table) < 10.5 * 60
+    for before, unit, during, minutes, after in table:
+        assert {before, during, after} == {one.label for one in known[unit]}
+        assert [one.label for one in known[unit] if one.kind == "code"] == [after]
+        assert int(minutes) == int(lectures[unit]) + described[during][0], unit
+        prose = (ROOT / f"book/{unit}.ipynb").read_text(encoding="utf-8")
+        (reading,) = re.findall(r"(\d+ minutes|[Hh]alf an hour) of reading", prose)
+        reading = 30 if "hour" in reading else int(reading.split()[0])
+        assert 45 <= reading + described[before][0] + described[after][0] <= 90, unit
 
 
 def test_zip_holds_the_course(course: Path) -> None:

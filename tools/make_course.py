@@ -26,6 +26,8 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 # What the notebooks of a chapter are: the same exercises, with more or less of what answers them.
 TESTS, HIDDEN = "tests", "hidden-tests"
+# The unit that teachers grade before any student does, and a mistake in its solution that only the hidden tests find.
+SAMPLE, CORRECT, MISTAKEN = "federated-learning-in-twenty-lines", "for _ in range(T):", "for _ in range(1):"
 
 CONFIG = '''\
 """nbgrader's settings for this course. In this folder: nbgrader autograde CHAPTER, then nbgrader generate_feedback CHAPTER."""
@@ -166,6 +168,25 @@ def release(grading: Path, name: str) -> None:
         raise RuntimeError(f"nbgrader could not release {name}:\n{result['log']}")
 
 
+def hand_in_samples(chapter: Chapter, writer: Writer, grading: Path) -> None:
+    """Hand in what two students might: the book's solutions, and the same with a mistake."""
+    solved: dict[str, list[str]] = {}
+    for place, cell, exercise in pieces(chapter):
+        if place == "solution" and exercise and not (tagged(cell, TESTS) or tagged(cell, HIDDEN)):
+            kind, text = (
+                ("code", cell.source) if cell.cell_type == "code" else ("text", writer.plain(cell.source))
+            )
+            solved.setdefault(f"{exercise.label}-{kind}", []).append(text)
+    file = f"{chapter.name}/{chapter.name}.ipynb"
+    for student, line in (("sample-right", CORRECT), ("sample-wrong", MISTAKEN)):
+        notebook = nbformat.read(grading / "release" / file, as_version=4)
+        for cell in notebook.cells:
+            if cell.id in solved:
+                cell.source = "\n\n".join(solved[cell.id]).replace(CORRECT, line)
+        (grading / "submitted" / student / file).parent.mkdir(parents=True)
+        nbformat.write(notebook, grading / "submitted" / student / file)
+
+
 READ_FIRST = """# A course on personalized federated learning
 
 | Folder | For | What |
@@ -233,6 +254,8 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(book / name, folder / name)
         release(grading, chapter.name)
+        if chapter.name == SAMPLE:
+            hand_in_samples(chapter, writer, grading)
         shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
         if not chapter.name.startswith(LAB):
