@@ -466,9 +466,11 @@ def alone(context: typer.Context, path: Path, folder: Path) -> None:
     try:
         context.with_resource(Ledger(folder).reserved(path.resolve().name))
     except InputError as error:
-        if not isinstance(error.__cause__, Timeout):
-            raise
-        raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
+        if isinstance(why := error.__cause__, Timeout):
+            raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
+        raise InputError(
+            f"the folder {folder} cannot be written ({getattr(why, 'strerror', why)})"
+        ) from error
 
 
 def whole_numbers(seeds: str) -> list[int]:
