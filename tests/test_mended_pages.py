@@ -54,6 +54,7 @@ LINE = '    <span class="n">x</span>'
         (f"images ({FORMULA}, say", f'images <span class="unbroken">({FORMULA},</span> say'),
         (f"over {FORMULA} and", f"over {FORMULA} and"),
         ('<span class="pre">--host</span>', '<span class="pre unbroken">--host</span>'),
+        ('<span class="pre">--A.b=9</span>', '<span class="pre unbroken">--A.b=9</span>'),
         (CELL.format("held"), CELL.format("held").replace("data row0", "data short row0")),
         ('<td class="data row0 col1" >0</td>', '<td class="data short row0 col1" >0</td>'),
         (
@@ -74,6 +75,7 @@ LINE = '    <span class="n">x</span>'
         "its bracket",
         "a word",
         "an option",
+        "an option with its value",
         "a short cell",
         "one without an id",
         "an interval",

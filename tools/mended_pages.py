@@ -29,7 +29,7 @@ LARGER = 1.4  # at most, for a figure with two dots per dot
 FORMULA = re.compile(
     r'([(\[“]?)(<span class="math notranslate nohighlight">\\\(.*?\\\)</span>)([.,;:!?)\]’”]*)', re.DOTALL
 )
-OPTION = re.compile(r'<span class="pre">(--?[a-z][\w-]{0,24})</span>')
+OPTION = re.compile(r'<span class="pre">(--?[A-Za-z][\w.=-]{0,24})</span>')
 INTERVAL = re.compile(r"\[[-+−]?[\d.]+, [-+−]?[\d.]+\]")
 CELL = re.compile(
     r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)(</(?:td|th)>|<ul>)'
