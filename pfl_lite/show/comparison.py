@@ -33,7 +33,9 @@ SUMMARIES: dict[str, str] = {
 
 
 def encode(accuracies: ArrayLike) -> str:
-    """Accuracies (0 to 1) in hundredths of a point, three digits of base 36 each, `---` for NaN, of no test image.
+    """Accuracies (0 to 1) in hundredths of a point, in base 36: all first digits, all second, all third; `-` for those of NaN.
+
+    First digits differ little from client to client, so a page that deflates them on their own is smaller.
 
     Raises:
         InputError: an accuracy is outside 0 to 1.
@@ -41,12 +43,14 @@ def encode(accuracies: ArrayLike) -> str:
     scaled = np.rint(SCALE * np.asarray(accuracies, dtype=float)).ravel()
     if ((scaled < 0) | (scaled > SCALE)).any():
         raise InputError("an accuracy is outside 0 to 1")
-    return "".join(f"{np.base_repr(int(one), 36):0>3}" if one >= 0 else "---" for one in scaled)
+    words = [f"{np.base_repr(int(one), 36):0>3}" if one >= 0 else "---" for one in scaled]
+    return "".join(word[place] for place in range(3) for word in words)
 
 
 def decode(words: str) -> np.ndarray:
     """What `encode` gave, in percent: whole numbers of hundredths of a point, or NaN."""
-    each = (words[at : at + 3] for at in range(0, len(words), 3))
+    n = len(words) // 3
+    each = map("".join, zip(words[:n], words[n : 2 * n], words[2 * n :], strict=True))
     return np.array([np.nan if one == "---" else int(one, 36) / 100 for one in each])
 
 
@@ -57,13 +61,22 @@ def worst_tenth(accuracies: ArrayLike) -> float:
     return float(some[: -(-len(some) // 10)].mean()) if len(some) else np.nan
 
 
+def mean(accuracies: ArrayLike) -> float:
+    """The mean of the clients' accuracies; NaN without any accuracy."""
+    some = np.asarray(accuracies, dtype=float)
+    return np.nan if np.isnan(some).all() else float(np.nanmean(some))
+
+
+_OVER_CLIENTS = {"mean": mean, "worst_tenth": worst_tenth}  # of SUMMARIES
+
+
 def record(ledger: Ledger | None = None) -> dict[str, Any]:
     """Every experiment with complete runs of two methods or more, those of the papers' tables first, as JSON for a page.
 
     An experiment has `name`, `title`, `metrics` (of METRICS, those that some run kept), `rounds` (each list [R] of rounds at
     which runs kept one) and `methods`: each a `key`, the `method`, a `label` and `runs`. A run has its `seed` and, for every
-    metric, the number of its list of rounds, mean and worst tenth of the clients at these rounds, and the clients' accuracies
-    [N] after the last one; or the name of the metric with the same numbers.
+    metric, the number of its list of rounds, mean and worst tenth of the clients at these rounds but the last, and the clients'
+    accuracies [N] after the last one; or the name of the metric with the same numbers.
 
     Raises:
         InputError: runs of one experiment and seed have different numbers of clients.
@@ -127,18 +140,19 @@ def _scores(run: Run) -> dict[str, Any]:
         rounds = {
             r["round"]: kept[name] for r in run["rounds"] if name in (kept := r.get("per_client") or {})
         }
-        lists = [np.array(each, dtype=float) for each in (rounds | {last["round"]: accuracies}).values()]
-        means = [np.nan if np.isnan(each).all() else np.nanmean(each) for each in lists]
+        at = sorted({*rounds, last["round"]})
+        earlier = [rounds[one] for one in at[:-1]]
         entry = [
-            sorted({*rounds, last["round"]}), encode(means), encode([worst_tenth(each) for each in lists]),
-            encode(lists[-1]),
-        ]  # fmt: skip
+            at,
+            *(encode([f(each) for each in earlier]) for f in _OVER_CLIENTS.values()),
+            encode(accuracies),
+        ]
         scores[metric] = next((known for known, other in scores.items() if other == entry), entry)
     return scores
 
 
 def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) -> dict[str, dict[int, Any]]:
-    """What some methods' runs kept of a metric, by method and seed; methods without it are left out."""
+    """What some methods' runs kept of a metric, by method and seed, in percent; methods without it are left out."""
     if metric not in entry["metrics"]:
         raise unknown(f"metric of {entry['name']}", metric, entry["metrics"])
     known = {one["key"]: one["runs"] for one in entry["methods"]}
@@ -149,8 +163,13 @@ def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) 
     for key in keys:
         for run in known[key]:
             if (scores := run.get(metric)) is not None:
-                at, *others = run[scores] if isinstance(scores, str) else scores
-                found.setdefault(key, {})[run["seed"]] = entry["rounds"][at], *others
+                at, *words = run[scores] if isinstance(scores, str) else scores
+                *earlier, clients = map(decode, words)
+                summaries = [
+                    np.append(each, of(clients))
+                    for each, of in zip(earlier, _OVER_CLIENTS.values(), strict=True)
+                ]
+                found.setdefault(key, {})[run["seed"]] = entry["rounds"][at], *summaries, clients
     return found
 
 
@@ -168,7 +187,7 @@ def curves(
         (key, seed, at, value)
         for key, runs in _kept(entry, metric, methods).items()
         for seed, (rounds, *summaries, _) in runs.items()
-        for at, value in zip(rounds, decode(summaries[list(SUMMARIES).index(summary)]), strict=True)
+        for at, value in zip(rounds, summaries[list(SUMMARIES).index(summary)], strict=True)
     ]
     return pd.DataFrame(rows, columns=["arm", "seed", "round", "value"])
 
@@ -185,7 +204,7 @@ def paired(entry: Mapping[str, Any], metric: str, methods: Sequence[str] | None 
     found = _kept(entry, metric, methods)
     seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
     frames = [
-        pd.DataFrame({key: decode(runs[seed][-1]) for key, runs in found.items()}).rename_axis("client")
+        pd.DataFrame({key: runs[seed][-1] for key, runs in found.items()}).rename_axis("client")
         for seed in seeds
     ]
     if not frames:

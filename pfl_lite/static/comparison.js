@@ -3,12 +3,18 @@
   "use strict";
   const { sum, mean } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
-  // Hundredths of a point, three digits of base 36 each; `---`, of a client without test images, is no number.
-  const decode = (words) => (words.match(/.{3}/g) || []).map((word) => parseInt(word, 36) / 100);
+  // Hundredths of a point in base 36, all first digits before all second and all third; `-`, of a client without test images,
+  // is no number.
+  function decode(words) {
+    const n = words.length / 3;
+    return Array.from({ length: n }, (_, i) => parseInt(words[i] + words[n + i] + words[2 * n + i], 36) / 100);
+  }
+
+  const numbers = (values) => values.filter((value) => !Number.isNaN(value));
 
   // The mean of the lowest tenth, of ceil(n / 10) numbers.
   function worstTenth(values) {
-    const some = values.filter((value) => !Number.isNaN(value)).sort((a, b) => a - b);
+    const some = numbers(values).sort((a, b) => a - b);
     return mean(some.slice(0, Math.ceil(some.length / 10)));
   }
 
@@ -17,8 +23,9 @@
     const scored = (run) => {
       const scores = typeof run[metric] === "string" ? run[run[metric]] : run[metric];
       if (!scores) return [];
-      const [at, means, worst, clients] = [entry.rounds[scores[0]], ...scores.slice(1).map(decode)];
-      return [{ seed: run.seed, at, mean: means, worst_tenth: worst, clients }];
+      const [means, worst, clients] = scores.slice(1).map(decode);
+      return [{ seed: run.seed, at: entry.rounds[scores[0]], mean: [...means, mean(numbers(clients))],
+        worst_tenth: [...worst, worstTenth(clients)], clients }];
     };
     const chosen = entry.methods.filter(({ key }) => methods.includes(key));
     return chosen.map((method) => ({ method, runs: method.runs.flatMap(scored) })).filter(({ runs }) => runs.length);
