@@ -18,9 +18,11 @@ from pfl_lite.papers.statistics import (
     holm,
     kendall,
     ranks,
+    resampled,
     settling,
     two_way,
     verdict,
+    widening,
 )
 
 TIMES = 400
@@ -73,6 +75,15 @@ def test_with_one_seed_it_is_the_t_interval_over_clients() -> None:
     assert same.se == 0 and same.p_above(values[0, 0] - 1) == 0 and same.p_above(values[0, 0]) == 1
 
 
+def test_a_p_value_is_the_tail_beyond_the_bound() -> None:
+    five = Estimate(5, 2, 4)
+    assert five.p_above(3) == pytest.approx(stats.t.sf(1, 4)) and five.p_below(8) == pytest.approx(
+        stats.t.cdf(-1.5, 4)
+    )
+    assert five.p_above(3) + five.p_below(3) == pytest.approx(1)
+    assert five.p_above() < ONE_SIDED * 2 < 0.9 < five.p_below()
+
+
 def test_with_one_number_nothing_is_known() -> None:
     one = two_way(np.array([[7.0]]))
     assert one.interval == (-np.inf, np.inf) and one.p_above() == one.p_below() == 1
@@ -96,6 +107,19 @@ def test_seeds_and_clients_by_hand(values: list[list[float]], variance: float) -
     assert found.se == pytest.approx(np.sqrt(variance / 4)) and found.df == 1
 
 
+def test_one_seed_is_widened_by_what_seeds_do_to_all_clients_alike() -> None:
+    assert [widening(clients) for clients in (15, 50, 100)] == pytest.approx([1.33, 1.9, 2.5], abs=0.05)
+    values = np.random.default_rng(0).normal(size=(1, 50))
+    means = resampled(values)
+    assert means.mean() == pytest.approx(values.mean(), abs=0.02)
+    assert means.std() == pytest.approx(widening(50) * values.std() / np.sqrt(50), rel=0.03)
+
+
+def test_seeds_are_drawn_with_the_same_clients() -> None:
+    client = np.random.default_rng(0).normal(size=40)  # in both seeds alike: a second seed tells nothing new
+    assert resampled(np.stack([client, client])).std() == pytest.approx(client.std() / np.sqrt(40), rel=0.03)
+
+
 def test_independent_estimates_add_up() -> None:
     both = combined([Estimate(1, 3, 5), Estimate(2, 4, 9)])
     assert (both.value, both.se) == (3, 5) and both.df == 5
@@ -105,6 +129,12 @@ def test_independent_estimates_add_up() -> None:
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def test_links_that_are_still_to_come_count_as_looks() -> None:
+    below = Estimate(-2.2, 1, 100)  # p = 0.015
+    assert verdict([below], ONE_SIDED) == "failed"
+    assert verdict([below], ONE_SIDED, planned=2) == "undecided"
 
 
 @pytest.mark.parametrize("links", [2, 8, 18])
@@ -155,6 +185,7 @@ def test_a_method_that_a_rival_beats_everywhere_fails() -> None:
 def test_ranks_by_hand() -> None:
     ahead = np.tile([1.0, 0.0], (SETTINGS, 1))  # one rival, beaten everywhere
     assert best_rank(ahead, 0).p_best == 1 / 2**SETTINGS and best_rank(ahead, 0).lead == 1
+    assert best_rank(ahead, 0, blocks=list("aabbcc")).p_best == 1 / 2**3
     behind = best_rank(ahead, 1)
     assert behind.p_best == 1 and behind.p_beaten == pytest.approx(1 / 2**SETTINGS, rel=0.1)
     assert best_rank(ahead, 1, blocks=list("aabbcc")).p_beaten == pytest.approx(1 / 2**3, rel=0.1)
@@ -175,6 +206,17 @@ def test_settings_that_move_together_are_no_independent_evidence() -> None:
         share(lambda random, blocks=blocks: found(random, blocks) == "failed") for blocks in (None, "aabbcc")
     )
     assert together <= RARELY < apart
+
+
+def test_leads_in_settings_that_move_together_hold_no_more_often_than_they_may() -> None:
+    """Against one equal rival, three pairs of settings: ahead in each pair by luck in one of eight."""
+
+    def found(random: np.random.Generator, blocks: str | None) -> bool:
+        table = np.repeat(random.normal(size=(SETTINGS // 2, 2)), 2, axis=0)
+        return best_rank(table, 0, draws=10, blocks=blocks and list(blocks)).p_best < ONE_SIDED
+
+    assert share(lambda random: found(random, None)) == pytest.approx(1 / 8, abs=0.05)
+    assert share(lambda random: found(random, "aabbcc")) == 0
 
 
 def test_ranks_share_places_and_put_what_is_no_number_last() -> None:
