@@ -12,7 +12,7 @@ from pfl_lite.papers.pfedmb import branches_used, by_chance
 from pfl_lite.papers.statement import claims_by_name, estimate
 from pfl_lite.papers.statistics import resampled, widening
 from pfl_lite.results.ledger import Ledger
-from pfl_lite.results.verdicts import claims, frame, remarks
+from pfl_lite.results.verdicts import claims, frame, paired_runs, remarks
 from pfl_lite.show.text import render_verdicts
 
 NAME = "pfedmb-table1"
@@ -177,6 +177,29 @@ def test_only_seeds_that_every_arm_has_are_used(verdict):
     result = verdict("B1", leave_out=[("fedavg", 2)])
     assert result.seeds == 2 and result.verdict == "undecided" and "two seeds never decide" in result.note
     assert "2 of 3 seeds" in result.note and "seeds not used because an arm lacks them: 2" in result.note
+
+
+def test_the_first_three_of_four_seeds_decide_and_are_paired_by_their_number():
+    found = {
+        "local": [make_run("local", seed) for seed in (3, 1, 0, 2)],
+        "fedavg": [make_run("fedavg", seed) for seed in (7, 0, 1, 2, 3)],
+    }
+    runs, said = paired_runs(get_experiment(NAME), ["local", "fedavg"], found)
+    assert {arm: [run["seed"] for run in some] for arm, some in runs.items()} == {
+        key: [0, 1, 2] for key in found
+    }
+    assert "seeds not used because an arm lacks them: 7" in said
+    assert any("of four seeds the first three decide" in one for one in said)
+
+
+def test_a_run_that_diverged_is_named():
+    def said():
+        return [one for one in remarks(get_experiment(NAME), {"local": [run]}) if "diverged" in one]
+
+    run = make_run("local")
+    assert not said()
+    run["rounds"][-1]["diverged"] = True
+    assert said() == ["with a run that diverged, of Local"]
 
 
 def test_two_seeds_decide_what_is_counted_by_seed(verdict):

@@ -1,4 +1,4 @@
-"""Break the methods on purpose, one line at a time, and see whether a test notices: `make mutations`.
+"""Break the methods and the verdicts on purpose, one line at a time, and see whether a test notices: `make mutations`.
 
 Every entry of `CHANGES` is a text that occurs in its file exactly once (line breaks and spaces may differ), what stands in its
 place, and why it matters: a sign, a weight, a term, an index. The package is copied to a temporary folder, one mutation is made,
@@ -366,6 +366,62 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("right.sum(1) / held.sum()", "right.sum(1) / right.shape[1]", "not a share"),
         ("F.one_hot(y, classes) * correct[:, None]", "F.one_hot(y, classes)", "every answer is right"),
     ],
+    # ---- verdicts ----
+    "papers/statistics.py": [
+        ("1 - ONE_SIDED, self.df", "LEVEL, self.df", "an interval of 90%"),
+        ("self.value - half, self.value + half", "self.value - self.se, self.value + self.se", "an interval of one error"),
+        ("(self.value - bound) / self.se, self.df", "(self.value + bound) / self.se, self.df", "the bound on the other side"),
+        ("if np.isfinite(self.se) else 1.0", "if np.isfinite(self.se) else 0.0", "what has no error decides"),
+        ("Estimate(-self.value, self.se, self.df)", "Estimate(self.value, self.se, self.df)", "below is above"),
+        ("sum(squares) - rest, *squares", "sum(squares) - rest", "less than clients alone tell"),
+        ("sum(squares) - rest, *squares", "squares[1]", "no variance between seeds"),
+        ("/ ((seeds - 1) * (clients - 1))", "/ (seeds * clients)", "a rest without its degrees of freedom"),
+        ("df = seeds - 1 or clients - 1", "df = clients - 1", "degrees of freedom of the clients"),
+        ("clients * (ONE_SEED**2 - 1) / ONE_SEED_CLIENTS", "ONE_SEED**2 - 1", "one factor for any number of clients"),
+        ("widening(clients) * (means - middle)", "(means - middle)", "an order of one seed too sure"),
+        ("size=(draws, 1, clients)", "size=(draws, seeds, clients)", "clients that are others in each seed"),
+        ("sum(one.se**2 for one in parts)", "max(one.se**2 for one in parts)", "a sum as sure as its least sure part"),
+        ("min(one.df for one in parts)", "max(one.df for one in parts)", "the most degrees of freedom"),
+        ("(len(p) - place) * p[i]", "p[i]", "no correction for many looks"),
+        ("worst = max(worst, min(", "worst = max(0.0, min(", "adjusted p-values that fall"),
+        ("if all(part.p_above() < level", "if any(part.p_above() < level", "one link holds a chain"),
+        ("[1.0] * (planned - len(parts))", "[]", "looks that were planned do not count"),
+        ("nan=-np.inf), axis=-1", "nan=np.inf), axis=-1", "what is no number ranks first"),
+        ("float(p_each.max())", "float(p_each.min())", "ahead of one rival is ahead of all"),
+        ("(1 + (chance <= lead + 1e-9).sum())", "(1 + (chance >= lead + 1e-9).sum())", "beaten upside down"),
+        ("names = np.array(range(len(placed)) if blocks is None else blocks)",
+         "names = np.array(range(len(placed)))", "settings of one search count twice"),
+        ("float(np.abs(means - paper).mean())", "float((means - paper).mean())", "gaps that cancel"),
+        ("np.maximum(scale, 1)", "x.shape[-1]", "tau counts ties as differences"),
+    ],
+    "papers/statement.py": [
+        ("LOOKS = (1, 2, 3, 5)", "LOOKS = (1, 2, 3, 4, 5)", "a fourth seed decides"),
+        ("if planned >= LOOKS[-1] else ONE_SIDED", "if planned > LOOKS[-1] else ONE_SIDED", "two looks at the level of one"),
+        ("found if seeds > 1 else", "found if seeds > 0 else", "one seed as sure as three"),
+        ("if twins else difference", "if False else difference", "twins count as two clients"),
+        ("best < max(GUESSING / classes,", "best < max(0.0,", "who guesses is a rival"),
+        ("np.inf, 1) if alone else", "0.0, 1) if alone else", "one model's number decides"),
+        ("unseen = [1.0] * (len(links) - len(known))", "unseen = []", "the family is what has run"),
+        ("if starts and seeds == 1", "if False and seeds == 1", "one random start decides"),
+        ('"undecided" if any(holds)', '"held" if any(holds)', "one seed holds for all"),
+        ("sorted(shared) if len(shared) > 1 else its_own", "its_own", "seeds of settings are not paired"),
+        ("part.p_below(above) - part.p_above(above)", "part.p_above(above) - part.p_below(above)",
+         "the strongest link is called the weakest"),
+    ],
+    "results/verdicts.py": [
+        ("common[: looked_at(len(common))]", "common", "every new seed is a look"),
+        ('if lacking and result.verdict == "held"', 'if lacking and result.verdict == "failed"', "held without all runs"),
+        ("if seeds == 2 and result.se is not None", "if seeds == 1 and result.se is not None", "two seeds decide"),
+        ("level_of(planned)", "level_of(1)", "the level forgets the second look"),
+        ("with_seeds(found[arm], seeds)", "found[arm][: len(seeds)]", "seeds are paired by place"),
+        ("diverged_in(run[\"rounds\"]) is not None", "False", "nobody says that a run diverged"),
+    ],
+    "engine/history.py": [
+        ("key=lambda score: score[1])[0]", "key=lambda score: score)[0]", "the last round counts as the best"),
+        ("scores[-1][0] - best >= patience", "scores[-1][0] - best > patience", "a round more than the rule says"),
+        ("for entry in rounds[1:] if entry.get(name)", "for entry in rounds if entry.get(name)", "round 0 counts"),
+        ("name = tuned if any", "name = tuned if not any", "fine-tuning does not count"),
+    ],
 }  # fmt: skip
 
 METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - {
@@ -395,6 +451,10 @@ ALONE = {
     **dict.fromkeys(
         ("gate", "pfl_moe", "pfl_mf", "pfl_mfe", "augment", "evaluate"), "tests/test_methods_experts.py"
     ),
+    "statistics": "tests/test_statistics.py",
+    "statement": "tests/test_claims_of_tables.py",
+    "verdicts": "tests/test_claims.py tests/test_claims_of_tables.py",
+    "history": "tests/test_convergence.py",
 }
 
 
@@ -402,7 +462,7 @@ def tests_for(file: str) -> tuple[str, ...]:
     """The test files that ought to notice a change in a file: its family's and the general ones."""
     stem = Path(file).stem
     if stem in ALONE:
-        return (ALONE[stem],)
+        return tuple(ALONE[stem].split())
     everywhere = stem in ("base", "weighted_mean", "work")
     own = [family for family, members in FAMILIES.items() if everywhere or stem in members]
     return (*(f"tests/test_methods_{family}.py" for family in own), "tests/test_methods.py")
