@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from pfl_lite.errors import InputError
 
@@ -103,6 +104,40 @@ def check_writable(path: Path, force: bool = True) -> None:
             raise OSError(errno.ENOTDIR, f"{path.parent} is not a folder that exists")
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part") as file:
             os.write(file.fileno(), b"?")
+
+
+@contextmanager
+def locked(path: Path | str | None, inside: bool = False) -> Iterator[None]:
+    """Keep others from training into a file or folder until the block, or this process, ends; nothing is done for None.
+
+    The lock is a hidden file beside it, or `inside` a folder, for the one around it may not be ours to write into. No folder that
+    was made for this stays empty.
+
+    Raises:
+        InputError: another call trains into it, or its folder cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    folder, name = (Path(path), "") if inside else (Path(path).parent, f".{Path(path).name}")
+    file = folder / f"{name}.lock"
+    with told(folder):
+        lock = FileLock(regular(file))
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
+        lock.release()
+        for one in made:
+            with suppress(OSError):  # something has been written
+                one.rmdir()
 
 
 @contextmanager

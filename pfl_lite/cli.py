@@ -457,22 +457,6 @@ def named_method(word: str) -> tuple[str, dict[str, str]]:
     return known(name), parse_settings(own.split(",") if own else [], name, f"{name}:")
 
 
-def alone(context: typer.Context, path: Path, folder: Path) -> None:
-    """Lock a path for the time of the command, by a file in the folder; raises InputError if another call trains into it."""
-    from filelock import Timeout
-
-    from pfl_lite.results.ledger import Ledger
-
-    try:
-        context.with_resource(Ledger(folder).reserved(path.resolve().name))
-    except InputError as error:
-        if isinstance(why := error.__cause__, Timeout):
-            raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
-        raise InputError(
-            f"the folder {folder} cannot be written ({getattr(why, 'strerror', why)})"
-        ) from error
-
-
 def whole_numbers(seeds: str) -> list[int]:
     """`0,1,2` as numbers; raises InputError for anything else."""
     try:
@@ -543,7 +527,7 @@ def run(
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)  # what it refuses need not wait for the engine
-        from pfl_lite.atomic_files import write_json
+        from pfl_lite.atomic_files import locked, write_json
         from pfl_lite.engine.processes import over_processes
         from pfl_lite.engine.report import safetensors_for
         from pfl_lite.engine.simulation import Simulation
@@ -559,10 +543,9 @@ def run(
         tell(sentence.message)
     kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
     context.find_root().obj = kept  # what is said should a signal come
-    if checkpoint is not None:
-        alone(context, checkpoint, checkpoint.parent)
-        if checkpoint.exists():
-            simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
+    context.with_resource(locked(checkpoint))
+    if checkpoint is not None and checkpoint.exists():
+        simulation.load(checkpoint)  # here too, so that a wrong one is refused before anything is said
     typer.echo(render_opening(simulation), err=True)
     if not simulation.federation.test_sizes.any():
         tell(
@@ -636,8 +619,6 @@ def compare(
     kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
     context.find_root().obj = kept  # what is said should a signal come
     which = numbers[0] if "," not in seeds else numbers
-    if keep is not None:
-        alone(context, keep, keep)
     frame = table(rows, which, workers=workers, on=on, keep=keep, **options)
     what = "In percent of validation images" if on == "val" else "In percent"
     if format != "csv":

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_lite.atomic_files import check_writable, told, write_json
+from pfl_lite.atomic_files import check_writable, locked, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.simulation import prepared, run
@@ -73,7 +73,8 @@ def compare(
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
-            in all rows, or files in `keep` that belong to other runs; raised before any run starts.
+            in all rows, or a folder `keep` that has files of other runs, or that another call trains into; raised before any run
+            starts.
     """
     rows, numbers = _rows(methods), _seeds(seeds)
     if "seed" in settings:
@@ -82,60 +83,63 @@ def compare(
         raise InputError(f"on must be test or val, not {on!r}")
     for seed in numbers:
         make_config("local", seed=seed)
-    with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
-        for row in rows:
-            sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
-            if not any(getattr(sim.history, f"{on}_sizes")):
-                images = {"test": "test", "val": "validation"}[on]
-                raise InputError(f"no client has {images} images: there is nothing to compare on")
-        files = {} if keep is None else _files(keep, rows, numbers)
-        for row, seed in product(rows, numbers) if files else ():
-            report_file, checkpoint = files[row.name, seed]
-            if checkpoint.exists():
-                prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(checkpoint)
-            elif report_file.exists():
-                raise InputError(
-                    f"{report_file} is there without its checkpoint: delete it, or keep these runs in another folder"
-                )
-            check_writable(report_file)
     first: np.ndarray | None = None
     table = []
-    for at, row in enumerate(rows):
-        scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
-        for seed in numbers:
-            started = time.perf_counter()
-            its = settings | row.own | {"seed": seed}
-            if kept := files.get((row.name, seed)):
-                its |= {"checkpoint": kept[1]}
-            sim = run(row.method, federation=federation, workers=workers, **its)
-            metric, report = sim.history.metric, sim.report()
-            if kept:
-                write_json(kept[0], report)
-            scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
-            held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
-            held[-1][sim.history.unseen] = False  # newcomers are another question
-            took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
-            print(
-                f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
-                f"run {ended} of {len(rows) * len(numbers)}",
-                file=sys.stderr,
-                flush=True,
-            )
-        own, there = np.array(scores), np.array(held)  # [seeds, clients]
-        found = {metric: _mean(own[there])}
-        if first is None:
-            first = own
-        else:
-            paired = by_unit(np.where(there, 0.0, np.nan), report)
-            lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
-            found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
-        table.append(found)
+    with locked(keep, inside=True):
+        with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
+            for row in rows:
+                sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
+                if not any(getattr(sim.history, f"{on}_sizes")):
+                    images = {"test": "test", "val": "validation"}[on]
+                    raise InputError(f"no client has {images} images: there is nothing to compare on")
+            files = {} if keep is None else _files(keep, rows, numbers)
+            for row, seed in product(rows, numbers) if files else ():
+                report_file, checkpoint = files[row.name, seed]
+                if checkpoint.exists():
+                    prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(
+                        checkpoint
+                    )
+                elif report_file.exists():
+                    raise InputError(
+                        f"{report_file} is there without its checkpoint: delete it, or keep these runs in another folder"
+                    )
+                check_writable(report_file)
+        for at, row in enumerate(rows):
+            scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
+            for seed in numbers:
+                started = time.perf_counter()
+                its = settings | row.own | {"seed": seed}
+                if kept := files.get((row.name, seed)):
+                    its |= {"checkpoint": kept[1]}
+                sim = run(row.method, federation=federation, workers=workers, **its)
+                metric, report = sim.history.metric, sim.report()
+                if kept:
+                    write_json(kept[0], report)
+                scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
+                held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
+                held[-1][sim.history.unseen] = False  # newcomers are another question
+                took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
+                print(
+                    f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
+                    f"run {ended} of {len(rows) * len(numbers)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            own, there = np.array(scores), np.array(held)  # [seeds, clients]
+            found = {metric: _mean(own[there])}
+            if first is None:
+                first = own
+            else:
+                paired = by_unit(np.where(there, 0.0, np.nan), report)
+                lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
+                found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
+            table.append(found)
     columns = [metric, "difference", "low", "high"]
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
 
 
 def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> dict[tuple[str, int], tuple[Path, Path]]:
-    """Row and seed -> files of a run's report and checkpoint, in the folder, which is made."""
+    """Row and seed -> files of a run's report and checkpoint."""
     files = {}
     for row, seed in product(rows, seeds):
         name = re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST]
@@ -145,8 +149,6 @@ def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> dict[tuple[st
         raise InputError(
             "two rows would be kept in the same files: give them names that differ in letters or digits"
         )
-    with told(Path(keep)):
-        Path(keep).mkdir(parents=True, exist_ok=True)
     return files
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pfl_lite.atomic_files import ABANDONED, atomic_path, check_writable, write_bytes
+from pfl_lite.atomic_files import ABANDONED, atomic_path, check_writable, locked, write_bytes
 from pfl_lite.errors import InputError
 
 
@@ -58,3 +58,13 @@ def test_whether_a_file_can_be_written_is_found_out_by_writing(
     with pytest.raises(InputError, match="No space left on device"):
         check_writable(tmp_path / "run.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["none\0", "file/run.pt", "fifo"])
+def test_what_cannot_be_locked_is_one_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / ".fifo.lock")
+    with pytest.raises(InputError, match=r" cannot be written \(.+\)$"), locked(tmp_path / name):
+        pass
+    with locked(None):
+        assert len(list(tmp_path.iterdir())) == 2

@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 
 import pfl_lite
 from pfl_lite import __version__
+from pfl_lite.atomic_files import locked
 from pfl_lite.cli import app, named_method, parse_budget, settings_of_a_run
 from pfl_lite.config import RunConfig
 from pfl_lite.data import exchange
@@ -647,7 +648,7 @@ def test_what_another_call_trains_is_left_to_it(tmp_path: Path) -> None:
         kept: ["compare", "local", "fedavg", "--seeds", "1", *short, "--keep", kept],
     }
     for path, asked in calls.items():
-        with Ledger(kept if path == kept else tmp_path).reserved(path.name):
+        with locked(path, inside=path == kept):
             said = f"pfl-lite: another call trains into {path}: wait for its end, or name another\n"
             assert refused(*asked) == said
         assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pfl_lite import compare, make_federation, run
+from pfl_lite.atomic_files import locked
 from pfl_lite.cli import app
 from pfl_lite.data.csv_clients import read_tables
 from pfl_lite.errors import InputError
@@ -202,6 +204,28 @@ def test_what_is_kept_is_not_trained_again_and_belongs_to_its_run(
     (tmp_path / "runs" / "local-seed0.checkpoint").unlink()
     with pytest.raises(InputError, match=r"local-seed0\.json is there without its checkpoint"):
         compare(rows, seeds=2, keep=tmp_path / "runs", **SHORT)
+
+
+def test_a_run_and_a_comparison_leave_to_another_call_what_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, path = tmp_path / "new" / "kept", tmp_path / "run.pt"
+    calls: dict[Path, Callable[[], object]] = {
+        path: lambda: run("local", checkpoint=path, **SHORT),
+        kept: lambda: compare(["local"], seeds=1, keep=kept, **SHORT),
+    }
+    with monkeypatch.context() as none:
+        none.setattr("pfl_lite.engine.rounds.Rounds.advance", lambda self: pytest.fail("was trained"))
+        for held, call in calls.items():
+            with (
+                locked(held, inside=held == kept),
+                pytest.raises(InputError, match=rf"another call trains into {held}: wait for its end, or"),
+            ):
+                call()
+        assert not list(tmp_path.iterdir())
+    for call in calls.values():
+        call()
+    assert path.exists() and not list(tmp_path.rglob(".*"))
 
 
 def test_a_report_says_which_clients_were_held_out() -> None:

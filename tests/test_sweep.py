@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from pfl_lite.atomic_files import locked
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
@@ -396,16 +397,15 @@ def test_a_killed_sweep_leaves_no_process(tmp_path: Path, last_word: signal.Sign
 def test_two_calls_for_one_experiment_and_ledger_are_refused(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(tmp_path)
-    with ledger.reserved(tiny):
-        with pytest.raises(InputError, match="another call trains for tiny"):
+    with locked(tmp_path / tiny):
+        with pytest.raises(InputError, match=f"another call trains into {tmp_path / tiny}: wait for its end"):
             runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
-        with ledger.reserved("another"):
+        with locked(tmp_path / "another"):
             pass
-    with Ledger(tmp_path / "new" / "deep").reserved(tiny):
+    with locked(tmp_path / "new" / "deep" / tiny):
         pass
     assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="written"), Ledger(Path(__file__)).reserved(tiny):
+    with pytest.raises(InputError, match="written"), locked(Path(__file__) / tiny):
         pass
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from pfl_lite.atomic_files import plain
+from pfl_lite.atomic_files import locked, plain
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
@@ -376,8 +376,10 @@ def run(
     back beside the federation given (one on the CPU, so that NumPy and Matplotlib can read its tensors).
 
     Raises:
-        InputError: a setting that does not exist or cannot be; raised before any work starts.
+        InputError: a setting that does not exist or cannot be, or a checkpoint that another call trains into; raised before any
+            work starts.
     """
     simulation = prepared(method, federation, workers, **settings)
-    simulation.run(checkpoint=checkpoint)
+    with locked(checkpoint):
+        simulation.run(checkpoint=checkpoint)
     return simulation if federation is None else simulation.beside(federation)

@@ -13,13 +13,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
 from pfl_lite import schema
 from pfl_lite.atomic_files import plain, read_json, told, write_bytes
@@ -154,37 +151,6 @@ class Ledger:
         path = self.folder / experiment / f"{name}{'' if attempt is None else f'-diverged{attempt}'}.json"
         packed = path.with_suffix(".json.gz")
         return packed if os.path.lexists(packed) else path
-
-    @contextmanager
-    def reserved(self, experiment: str) -> Iterator[None]:
-        """Keep others from training for an experiment of this ledger until the block, or this process, ends.
-
-        No folder that it has made for this stays empty.
-
-        Raises:
-            InputError: another process does already, or the folder cannot be written.
-        """
-        path = self.folder / f".{experiment}.lock"
-        lock = FileLock(path)
-        made = [one for one in (self.folder, *self.folder.parents) if not one.exists()]
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise InputError(
-                f"another call trains for {experiment} into {self.folder}: wait for its end, or name another ledger"
-            ) from error
-        except OSError as error:
-            raise InputError(f"the ledger {self.folder} cannot be written ({error.strerror})") from error
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                path.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
-            lock.release()
-            for one in made:
-                with suppress(OSError):  # something has been entered
-                    one.rmdir()
 
     def _path_of(self, entry: Run) -> Path:
         return self.path(entry["experiment"], entry["arm"], entry.get("seed"), entry.get("attempt"))

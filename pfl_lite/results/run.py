@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from pfl_lite.atomic_files import locked
 from pfl_lite.data.images import load
 from pfl_lite.engine.history import diverged_in
 from pfl_lite.engine.processes import check_workers
@@ -114,7 +115,7 @@ def reproduce(
 
 def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: float) -> Swept:
     """Train one experiment's tasks, while no other process trains for it."""
-    with plan.ledger.reserved(plan.experiment.name):
+    with locked(plan.ledger.folder / plan.experiment.name):
         pending = list(plan.tasks())
         if not pending:
             return Swept([], plan.left(), 0)
