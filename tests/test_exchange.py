@@ -84,9 +84,22 @@ def test_lists_without_val_and_test_are_a_partition_and_say_their_number(tmp_pat
     path.write_text('{"clients": [{"train": [0, 1]}, {"train": [2], "test": [3]}]}')
     assert [len(one.test) for one in load_partition(str(path))] == [0, 1]
     assert make_config("fedavg", partition=str(path)).clients == 2
-    path.write_text('{"clients": [{"tain": [0, 1]}]}')
+    path.write_text('{"clients": [{"test": [0, 1]}]}')
     with pytest.raises(InputError, match=r"holds no partition \(clients/0 lacks train\)"):
         load_partition(str(path))
+    for wrong, right in (("trian", "train"), ("tset", "test"), ("relable", "relabel")):
+        row = {"train": [2], right: [1]}
+        row[wrong] = row.pop(right)
+        path.write_text(json.dumps({"clients": [{"train": [0]}, row]}))
+        said = (
+            rf"clients/1: unknown key '{wrong}': did you mean {right}\? \(valid: relabel, test, train, val\)"
+        )
+        with pytest.raises(InputError, match=rf"clients\.json holds no partition \({said}\)"):
+            load_partition(str(path))
+        np.savez(path.with_suffix(".npz"), **{"train/0": [0], "val/0": [1], f"{wrong}/0": [2]})
+        said = rf"unknown array '{wrong}/i': did you mean {right}/i"
+        with pytest.raises(InputError, match=rf"clients\.npz holds no partition \({said}"):
+            load_partition(str(path.with_suffix(".npz")))
     path.write_text("{}")
     with pytest.raises(InputError, match=r"holds no partition \(it lacks clients\)"):
         load_partition(str(path))

@@ -14,14 +14,14 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pfl_lite import schema
 from pfl_lite.atomic_files import check_writable, read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.data.recipes import Partitioner, apportion, parse
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, unknown
 from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:
@@ -34,8 +34,19 @@ _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of 
 _COUNTS = schema.each(schema.count)
 # a client's indices, as JSON has them
 LISTS = schema.each(schema.fields(dict.fromkeys(SPLITS, _COUNTS), rest=lambda _: _COUNTS))
-_CLIENTS = schema.each(schema.fields({"train": _COUNTS}, rest=lambda _: _COUNTS))
-_LISTED = schema.fields({"clients": _CLIENTS}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text})
+_OF_CLIENTS = {*SPLITS, "relabel"}
+
+
+def _client(value: Any) -> str | None:
+    """The same with fewer lists, none of them misspelled."""
+    if isinstance(value, dict) and (odd := value.keys() - _OF_CLIENTS):
+        return f": {unknown('key', min(odd), _OF_CLIENTS)}"
+    return schema.fields({"train": _COUNTS}, rest=lambda _: _COUNTS)(value)
+
+
+_LISTED = schema.fields(
+    {"clients": schema.each(_client)}, dict.fromkeys(_MORE, _COUNTS) | {"labels": schema.text}
+)
 
 
 @dataclass(frozen=True)
@@ -277,6 +288,9 @@ def load_partition(
     try:
         arrays = _from_json(content) if path.lower().endswith(".json") else read_npz(content)
         number = len([name for name in arrays if name.startswith("train/")])
+        valid = {f"{name}/i" for name in _OF_CLIENTS} | _MORE
+        if odd := {re.sub(r"/\d+$", "/i", name) for name in arrays} - valid:
+            raise unknown("array", min(odd), valid)
         names = {f"{split}/{i}" for split in SPLITS for i in range(number)}
         group, made_of = arrays.get("group", np.zeros(number, int)), arrays.get("images", np.zeros(2, int))
         label = arrays.get("labels", np.array(""))
