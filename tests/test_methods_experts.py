@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from itertools import combinations
@@ -40,6 +41,7 @@ from pfl_lite.methods.base import unpack
 from pfl_lite.methods.pfl_moe import PFLMoE
 from pfl_lite.methods.split import Cut
 from pfl_lite.models import NETWORKS, Network, NetworkSpec, Params
+from pfl_lite.results.ledger import Ledger
 from pfl_lite.seeds import generator
 
 MOE = ("pfl_moe", "pfl_mf", "pfl_mfe")
@@ -108,6 +110,30 @@ def test_a_mixture_lies_between_its_experts_and_a_bias_without_end_leaves_one(
         held = models | {"gate/bias": torch.full_like(models["gate/bias"], bias)}
         wanted = alone if mix == "logits" else alone.log_softmax(1)
         assert torch.equal(sim.method.predict(sim.network, held, x), wanted)
+
+
+@pytest.mark.parametrize("method", MOE)
+def test_a_run_keeps_how_much_of_its_clients_answers_comes_from_the_global_expert(
+    federation: Any, method: str, tmp_path: Path
+) -> None:
+    none = replace(federation, test=[rows[: len(rows) * (i != 1)] for i, rows in enumerate(federation.test)])
+    learned = SHORT | {"gate_lr": 0.5, "rounds": 2}
+    for engine in ("loop", "vmap"):
+        train(method, none, **learned | {"rounds": 1}, engine=engine, checkpoint=tmp_path / f"{engine}.pt")
+        sim = train(method, none, **learned, engine=engine, checkpoint=tmp_path / f"{engine}.pt")
+        models = sim.scored_models()
+        g = [sim.method.share(sim.network, row(models, i), none.test_images[none.test[i]]) for i in range(5)]
+        kept = sim.history.watch["share"]["2"]
+        assert sim.history.watch.keys() == {"share"} and sim.history.watch["share"].keys() == {"2"}
+        assert np.allclose(kept, [float(each.mean()) for each in g], rtol=0, atol=1e-12, equal_nan=True)
+        assert np.isnan(kept[1]) and len({round(share, 6) for share in kept}) == 5
+    entry = {"experiment": "own", "arm": method, "seed": 3} | sim.report()
+    stored = json.loads(Ledger(tmp_path).write(entry).read_text())["watch"]["share"]["2"]
+    assert stored == [None if i == 1 else round(share, 4) for i, share in enumerate(kept)]
+    for settings, g_of_all in (({"gate": "equal"}, 0.5), ({"gate": "personal"}, 0), ({"ft_factors": "0"}, 1)):
+        sim = train(method, federation, **SHORT, **settings)
+        assert sim.history.watch == {"share": {"1": [g_of_all] * 5}}
+    assert not train(method, federation, **SHORT | {"ft_epochs": 0}).history.watch
 
 
 @pytest.mark.parametrize("method", MOE)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from pfl_lite.data.images import datasets
 from pfl_lite.methods import METHODS
-from pfl_lite.methods.base import Method, Newcomers, Sequential, Work
+from pfl_lite.methods.base import Gated, Method, Newcomers, Sequential, Work
 from pfl_lite.models import NETWORKS
 
 PAGE = Path(__file__).resolve().parent.parent / "book" / "your-own.md"
@@ -164,6 +164,7 @@ def test_the_interface_stays_small() -> None:
     assert len(own_names(Work)) <= 18
     assert own_names(Newcomers) == {"download_newcomer", "adapt_newcomer"}
     assert own_names(Sequential) == {"in_turns", "hand_over"}
+    assert own_names(Gated) == {"share"}
 
 
 def test_the_table_of_answers_is_the_code_s() -> None:
@@ -185,6 +186,7 @@ def test_the_table_of_answers_is_the_code_s() -> None:
         "traits",
         "adapt_newcomer",
         "hand_over",
+        "share",
     ):
         assert f"`{fact}`" in page, fact
 

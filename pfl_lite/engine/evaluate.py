@@ -16,7 +16,7 @@ from pfl_lite.data.task import CLASSES, task_of
 from pfl_lite.engine.local_training import EVALUATION_BATCH, LocalSettings, LocalWork
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Method
+from pfl_lite.methods.base import Gated, Method
 from pfl_lite.models import Params
 
 
@@ -42,6 +42,20 @@ class Scorer:
 
         found = self.map(one, server, models, self.everyone, round, self.settings)[0]
         return found["correct"].cpu().numpy(), found["loss"].cpu().numpy()
+
+    def shares(self, method: Gated, server: Params, models: Params, round: int) -> list[float]:
+        """Mean of a gate's `share` over each client's own test images, one model a client [N, ...]; NaN where it has none."""
+
+        def one(server: Params, model: Params, work: LocalWork) -> tuple[Params]:
+            total = torch.zeros((), dtype=torch.float64, device=self.everyone.device)
+            for batch in work.data("test"):
+                each = method.share(self.network, model, batch.x).double()
+                total = total + (each if batch.real is None else each * batch.real).sum()
+            return ({"share": total},)
+
+        total = self.map(one, server, models, self.everyone, round, self.settings)[0]["share"].cpu()
+        shares: list[float] = (total / self.federation.test_sizes.cpu()).tolist()
+        return shares
 
     def whole_test(self, server: Params, models: Params, round: int) -> dict[str, np.ndarray]:
         """Two accuracies of every client's model ({}: the global one) on all test images (see `whole_test`)."""

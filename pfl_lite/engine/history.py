@@ -60,7 +60,8 @@ class History:
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     watch: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The method's own state (pFedMB's alpha, ...) at some rounds: name -> round -> nested lists."""
+    """The method's own state (pFedMB's alpha, ...) at some rounds: name -> round -> nested lists. `share`, where a gate mixes
+    experts, is the mean weight of the shared one over each client's test images, after the last round's fine-tuning."""
     train_sizes: list[int] = field(default_factory=list)
     test_sizes: list[int] = field(default_factory=list)
     val_sizes: list[int] = field(default_factory=list)

@@ -28,6 +28,7 @@ from pfl_lite.engine.report import code_version, device_name, final_scores, vers
 from pfl_lite.engine.rounds import Rounds, described
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
+from pfl_lite.methods.base import Gated
 from pfl_lite.models import Params
 
 WATCHED_ROUNDS = (0, 1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
@@ -143,6 +144,9 @@ class Simulation(Rounds):
                 self._score_own(entry)
         if last and config.tuning_factors:
             self._choose_tuning(entry)
+        if last and self._tuned is not None and isinstance(self.method, Gated):
+            shares = self.scorer.shares(self.method, self.server, self._tuned, self.round)
+            self.history.watch["share"] = {str(self.round): shares}
         if last and config.whole_test:
             self._whole_test(entry)
         loss, before = entry.get("personal_loss") or 0, self.history.rounds[0].get("personal_loss") or 0

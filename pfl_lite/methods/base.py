@@ -8,6 +8,7 @@ loops over clients, never draws a random number for a batch, and never sees anot
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -453,6 +454,14 @@ class Sequential(Method):
     def hand_over(self, server: Params, upload: Params) -> Params | None:
         """What the next client of the round takes for the server's state; None: the server's state, like every client."""
         return None
+
+
+class Gated(Method):
+    """Beside a method: tuned models mix experts by a gate, and a run keeps its mean over each client's test images (`watch`)."""
+
+    @abstractmethod
+    def share(self, network: Network, model: Params, x: Tensor) -> Tensor:
+        """The weight g [b] of the shared expert in a tuned model's answers on images x [b, C, H, W]."""
 
 
 def floats_in(message: Params) -> int:

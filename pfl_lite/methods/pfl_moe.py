@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Batch, Carry, RunSettings, Work, number, pack, stack, unpack, word
+from pfl_lite.methods.base import Batch, Carry, Gated, RunSettings, Work, number, pack, stack, unpack, word
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.methods.gate import FIXED_BIAS, GateOptimizer, fresh_gate, gate_logit
 from pfl_lite.methods.split import Cut
@@ -22,7 +22,7 @@ SMALLEST = 4  # images: with fewer, a quarter of them is none
 
 
 @dataclass(frozen=True)
-class PFLMoE(FedAvg):
+class PFLMoE(FedAvg, Gated):
     """Guo et al. (2021), algorithm 1: y = g M(theta; x) + (1 - g) M(theta_i; x), g = sigmoid(G(w_i; x)) (eqs 8, 9).
 
     Training is FedAvg's. Then each client, sending nothing, tunes all layers of its expert theta_i on three quarters of its
@@ -75,7 +75,9 @@ class PFLMoE(FedAvg):
         return x.flatten(1)
 
     def share(self, network: Network, model: Params, x: Tensor) -> Tensor:
-        """g [b] of a tuned model on images x [b, C, H, W]: the weight of the global expert (eq. 8)."""
+        """g [b] of a model on images x [b, C, H, W]: the weight of the global expert (eq. 8), alone before fine-tuning."""
+        if "gate/weight" not in model:
+            return x.new_ones(len(x))
         cut, theta = self.cut(network), unpack("global", model)
         return gate_logit(model, self.gate_reads(cut, theta, x, cut.below(theta, x))).sigmoid()
 
