@@ -366,6 +366,7 @@ def test_the_routing_explorer_counts_right(
     kept = record(site, name, "routing")
     go(name)
     widget = driver.find_element(By.CSS_SELECTOR, '[data-kind="routing"]')
+    assert told(widget) == explored.routes(kept, -1)[1], "it opens at the last round"
     for at in (0, len(kept["rounds"]) // 2, len(kept["rounds"]) - 1):
         slide(widget, "at", at)
         bits, values = explored.routes(kept, at)
@@ -384,9 +385,13 @@ SCORES = {name: np.full((4, 3), at) for at, name in enumerate(("fedavg", "local"
 STANDINGS = explorers.standings({"small": (ROUNDS, SCORES, {"fedavg": 1.0, "local": 2.0})})
 
 
-@pytest.mark.parametrize("page", [ALPHA, ROUTES, STANDINGS], ids=["alpha", "routing", "standings"])
-def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
-    driver: webdriver.Chrome, tmp_path: Path, page: str
+@pytest.mark.parametrize(
+    ("page", "opening"),
+    [(ALPHA, "10"), (ROUTES, "10"), (STANDINGS, "0")],
+    ids=["alpha", "routing", "standings"],
+)
+def test_an_explorer_of_rounds_opens_at_its_telling_round_and_plays_from_the_first(
+    driver: webdriver.Chrome, tmp_path: Path, page: str, opening: str
 ) -> None:
     (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{page}", encoding="utf-8")
 
@@ -398,6 +403,10 @@ def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
         return driver.find_elements(By.CSS_SELECTOR, ".rounds :is(button, input)"), lambda: output.text
 
     (play, back, forward, slider), now = opened("no-preference")
+    assert now() == opening and play.text == "Play"
+    play.send_keys(Keys.ENTER)
+    WebDriverWait(driver, 20).until(lambda _: now() == "5")
+    slider.send_keys(Keys.HOME)
     assert now() == "0" and play.text == "Play"
     forward.send_keys(Keys.ENTER)
     assert now() == "3"
@@ -410,7 +419,8 @@ def test_an_explorer_of_rounds_opens_at_the_first_and_plays(
     assert now() == "0" and play.text == "Play", "a hand on the slider stops it"
     play.send_keys(Keys.ENTER)
     WebDriverWait(driver, 20).until(lambda _: now() == "10" and play.text == "Play")
-    (play, *_), now = opened("reduce")
+    (play, *_, slider), now = opened("reduce")
+    slider.send_keys(Keys.HOME)
     play.send_keys(Keys.ENTER)
     WebDriverWait(driver, 5).until(lambda _: play.text == "Play" and now() == "10")
     opened("no-preference")

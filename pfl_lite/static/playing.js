@@ -1,4 +1,4 @@
-// Playing round after round: a button for it, and a slider over recorded rounds that opens at the first of them.
+// Playing round after round: a button for it, and a slider over recorded rounds.
 (() => {
   "use strict";
   // A reader who has asked for less motion sees the last picture at once.
@@ -27,11 +27,12 @@
     return stop;
   }
 
-  const slider = (rounds) => '<div class="rounds"><button type="button" class="main" name="play"></button>' +
+  // It opens at the last round, where there is most to see; from there, playing begins at the first.
+  const slider = (rounds, opens = rounds.length - 1) => '<div class="rounds"><button type="button" class="main" name="play"></button>' +
     '<button type="button" name="back" aria-label="one round back">&#8722;</button>' +
     '<button type="button" name="forward" aria-label="one round forward">+</button>' +
     '<label><span>round <output></output></span><input type="range" name="at" min="0" ' +
-    `max="${rounds.length - 1}" value="0"></label></div>`;
+    `max="${rounds.length - 1}" value="${opens}"></label></div>`;
 
   // Brings that slider and its buttons to life; a hand on the slider stops the playing.
   function start(part) {

@@ -42,7 +42,8 @@
 
   function build(root, part, record) {
     const options = record.map(({ name }, i) => `<option value="${i}">${safe(name)}</option>`).join("");
-    root.innerHTML = `<form>${pflPlaying.slider(record[0].rounds)}` +
+    // Its last round would give away who leads in the end.
+    root.innerHTML = `<form>${pflPlaying.slider(record[0].rounds, 0)}` +
       `<label><span>setting</span><select name="setting">${options}</select></label></form>` +
       '<dl></dl><p class="spoken" role="status"></p><div class="picture"></div>' +
       '<p class="about">Dot: ours after fine-tuning, if every run ended at this round; filled if it cannot be told from the leader. ' +
