@@ -107,6 +107,28 @@ def test_indices_sizes_and_class_counts() -> None:
         assert share == test[most] / sum(test) if sum(test) else np.isnan(share)
 
 
+def test_the_constant_answer_is_that_of_the_training_images() -> None:
+    clients = clients_of(([0, 10, 1], [], [1, 11, 21, 0]), ([2], [], [2, 12]))  # the last digit is the class
+    assert Federation.build(pictures(), clients).majority().tolist() == [1 / 4, 1]
+
+
+def test_a_digest_names_the_images_of_each_client_and_their_labels() -> None:
+    def digest(*parts: tuple[list[int], list[int], list[int]], label: int = 0) -> str:
+        data = pictures()
+        data.train_labels[0] = label
+        return Federation.build(data, clients_of(*parts)).digest()
+
+    one = digest(([0, 1], [], [0]), ([2], [], [1]))
+    assert one == digest(([0, 1], [], [0]), ([2], [], [1]))
+    others = [
+        digest(([0, 1], [], [0]), ([2], [], [1]), label=1),
+        digest(([0], [1], [0]), ([2], [], [1])),
+        digest(([0], [], [0]), ([1, 2], [], [1])),
+        digest(([0, 3], [], [0]), ([2], [], [1])),
+    ]
+    assert len({one, *others}) == 5
+
+
 def test_a_client_without_test_images_counts_zero() -> None:
     federation = Federation.build(pictures(), clients_of(([0, 1], [], []), ([2], [3], [4])))
     assert federation.class_counts("test").sum(dim=1).tolist() == [0, 1]

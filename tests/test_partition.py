@@ -23,7 +23,7 @@ from pfl_lite.data.partition import (
     heterogeneity,
     partition_labels,
 )
-from pfl_lite.data.recipes import apportion, parse
+from pfl_lite.data.recipes import _top_up, apportion, parse
 from pfl_lite.errors import InputError
 from pfl_lite.seeds import generator
 
@@ -546,6 +546,14 @@ def test_rounded_dirichlet_takes_rounded_counts_in_order_until_a_class_is_used_u
         assert len(rows) == len(set(rows.tolist()))
 
 
+def test_which_two_classes_hangs_on_the_seed_and_on_nothing_else() -> None:
+    recipe, sizes = parse("classes:2"), np.full(10, 50)
+    held = np.stack([recipe.shares(sizes, 5, np.random.default_rng(seed))[0] > 0 for seed in range(2000)])
+    assert held.mean(0) == pytest.approx(np.full(10, 0.2), abs=0.04)  # four standard errors
+    together = (held.T.astype(float) @ held)[np.triu_indices(10, 1)] / len(held)
+    assert together == pytest.approx(np.full(45, 1 / 45), abs=0.015)
+
+
 def test_dirichlet_repair_moves_as_little_as_needed() -> None:
     # alpha -> 0: each of 2 classes goes to one client, the third client holds nothing until images move.
     train = labels_of([100, 60])
@@ -553,6 +561,11 @@ def test_dirichlet_repair_moves_as_little_as_needed() -> None:
     counts = counts_of(clients, train, labels_of([50, 50]), 2)["train"]
     assert sorted(counts.sum(axis=1)) == [10, 60, 90]
     assert sorted(map(tuple, counts)) == [(0, 60), (10, 0), (90, 0)]
+
+
+def test_nobody_is_made_poor_by_giving() -> None:
+    counts = np.array([[0, 0], [14, 0], [0, 16]])
+    assert _top_up(counts, 10).tolist() == [[4, 6], [10, 0], [0, 10]]
 
 
 @pytest.mark.parametrize(

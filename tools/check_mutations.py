@@ -1,4 +1,4 @@
-"""Break the methods and the verdicts on purpose, one line at a time, and see whether a test notices: `make mutations`.
+"""Break methods, partitions and verdicts on purpose, one line at a time, and see whether a test notices: `make mutations`.
 
 Every entry of `CHANGES` is a text that occurs in its file exactly once (line breaks and spaces may differ), what stands in its
 place, and why it matters: a sign, a weight, a term, an index. The package is copied to a temporary folder, one mutation is made,
@@ -366,6 +366,24 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("right.sum(1) / held.sum()", "right.sum(1) / right.shape[1]", "not a share"),
         ("F.one_hot(y, classes) * correct[:, None]", "F.one_hot(y, classes)", "every answer is right"),
     ],
+    # ---- clients ----
+    "data/recipes.py": [
+        ("order = rng.permutation(len(present))", "order = np.arange(len(present))", "the seed chooses no classes"),
+        ("holders[chosen] += 1", "pass", "some classes have more holders"),
+        ("held < sizes.sum() / clients", "held <= sizes.sum()", "a client may hold almost everything"),
+        ("sizes[rich] - minimum, counts[rich, c]", "counts[rich, c]", "who gives images becomes poor"),
+        ("np.lexsort((surplus.round(9), -remainder))", "np.lexsort((-surplus.round(9), -remainder))",
+         "equal clients differ in size"),
+        ("+ (classes // self.count) * group[:, None]", "+ group[:, None]", "concepts that are close"),
+        ("_dirichlet(self.beta, len(of), rng)", "_dirichlet(self.alpha, len(of), rng)", "beta does nothing"),
+    ],
+    "data/federation.py": [
+        ("test.gather(1, train.argmax(1, keepdim=True))", "test.gather(1, test.argmax(1, keepdim=True))",
+         "the constant answer has seen the test images"),
+        ("else [self.labels, self.test_labels]", "else []", "a digest that forgets the labels"),
+        ('images.train_labels, clients, ("train", "val")', 'images.train_labels, clients, ("train",)',
+         "validation labels of another client"),
+    ],
     # ---- verdicts ----
     "papers/statistics.py": [
         ("1 - ONE_SIDED, self.df", "LEVEL, self.df", "an interval of 90%"),
@@ -451,6 +469,8 @@ ALONE = {
     **dict.fromkeys(
         ("gate", "pfl_moe", "pfl_mf", "pfl_mfe", "augment", "evaluate"), "tests/test_methods_experts.py"
     ),
+    "recipes": "tests/test_partition.py",
+    "federation": "tests/test_federation.py",
     "statistics": "tests/test_statistics.py",
     "statement": "tests/test_claims_of_tables.py",
     "verdicts": "tests/test_claims.py tests/test_claims_of_tables.py",
