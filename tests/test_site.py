@@ -24,6 +24,9 @@ LOADED = dict.fromkeys(("script", "img", "iframe", "source", "video", "audio", "
 LOADED |= {"link": "href", "object": "data"}
 NOT_LOADED_LINKS = {"canonical", "next", "prev", "search", "index", "genindex", "author", "license"}
 
+FEWEST = 60  # characters that describe a page
+WITHOUT_TEXT = {"index", "genindex", "search"}  # lists, and what leads to the first page
+
 
 def links(soup: BeautifulSoup) -> Iterator[str]:
     """Addresses of links, pictures, scripts and styles of a page."""
@@ -113,6 +116,20 @@ def test_pictures_speak(pages: dict[Path, BeautifulSoup]) -> None:
             ):
                 silent.append(f"{path.name}: {image.get('src', '')[:80]}")
     assert not silent, "\n".join(silent)
+
+
+def test_every_page_says_in_its_head_what_it_is_about(pages: dict[Path, BeautifulSoup]) -> None:
+    about = {}
+    for page, soup in pages.items():
+        if page.stem in WITHOUT_TEXT or "_modules" in page.parts or soup.title is None:
+            continue
+        (one,), (title,) = soup.select('meta[name="description"]'), soup.select('meta[property="og:title"]')
+        (shared,) = soup.select('meta[property="og:description"]')
+        assert one["content"] == shared["content"] and FEWEST <= len(str(one["content"])) <= 200, page
+        assert soup.title.text.partition(" — ")[0] == title["content"], page
+        about[page.stem] = one["content"]
+    assert len(set(about.values())) == len(about), "no two pages begin alike"
+    assert about["intro"] == "A book that teaches personalized federated learning by running it."
 
 
 def test_every_page_has_one_title(pages: dict[Path, BeautifulSoup]) -> None:

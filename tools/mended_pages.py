@@ -9,12 +9,16 @@ fold holds: MyST-NB has one prompt for folded code and folded output. And figure
 small, are shown larger: their files have two dots for each dot of a page. And lines no longer break where they should not:
 between a formula and its comma, after the dash of an option, or inside an interval or a short name in a table. And a line of
 code that is longer than the column goes on below, indented.
+
+And every page says in its head what it is about, in the words that it begins with: search engines show them, and so do chats and
+learning platforms where a teacher puts a link.
 """
 
 from __future__ import annotations
 
 import re
-from html import unescape
+import textwrap
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,8 @@ SHORT = {"td": 20, "th": 11}  # characters of a cell, and of a row's name, that 
 CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 LONG = 91  # characters of code that the column has no room for
+DESCRIPTION = re.compile(r'<meta content="([^"]*)" name="description"')
+LEAST, PREVIEW = 60, 200  # characters
 PLAY = re.compile(r"^```\{playground\} *(\w+)\n```$", re.MULTILINE)
 
 
@@ -133,6 +139,32 @@ def with_unbroken_words(
     context["body"] = CODE.sub(hanging_code, body)
 
 
+def with_description(
+    app: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Describe a page by its own words, or by the first paragraph of plain text, as far as two lines of a search hold it."""
+    if doctree is None:
+        return
+    given = DESCRIPTION.search(context.get("metatags", ""))
+    plain = (each for each in doctree.findall(nodes.paragraph) if not isinstance(each.parent, nodes.entry))
+    texts = (each.astext() for each in plain if not next(each.findall(nodes.math), None))
+    first = next((text for text in texts if len(text) >= LEAST), "")
+    about = given[1] if given else escape(textwrap.shorten(first, PREVIEW, placeholder=" …"))
+    if not about:
+        return
+    title = escape(unescape(TAG.sub("", context["title"])))
+    context["metatags"] = context.get("metatags", "") + "".join(
+        f'<meta {name} content="{content}"/>\n'
+        for name, content in (
+            *([] if given else [('name="description"', about)]),
+            ('property="og:type"', "article"),
+            ('property="og:site_name"', escape(app.config.html_title or app.config.project)),
+            ('property="og:title"', title),
+            ('property="og:description"', about),
+        )
+    )
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
     app.connect("builder-inited", whole_book)
@@ -140,5 +172,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("html-page-context", without_thebe, priority=100)
     app.connect("html-page-context", with_prompts)
     app.connect("html-page-context", with_unbroken_words)
+    app.connect("html-page-context", with_description)
     app.connect("doctree-resolved", with_larger_figures)
     return {"parallel_read_safe": True}
