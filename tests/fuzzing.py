@@ -704,7 +704,7 @@ def data_files(random: Random) -> Case:
                     "signed": arrays[key].astype(np.int16),
                     "short": arrays[key][:5],
                     "flat": arrays[key][0],
-                    "colour": arrays[key][..., None],
+                    "color": arrays[key][..., None],
                     "none": arrays[key][:0],
                     "texts": arrays[key].astype(str),
                     "side": arrays[key][:, 1:],

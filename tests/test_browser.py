@@ -125,7 +125,7 @@ for (const element of document.querySelectorAll("article :is(p, li, table, pre, 
 return faults;
 """
 
-# Everything that folds is opened. Of the spans that colour code one of each kind stays, and of the entries that one template
+# Everything that folds is opened. Of the spans that color code one of each kind stays, and of the entries that one template
 # makes, and the links to them, the first: thousands of equal ones would take most of axe's time.
 UNFOLD = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
@@ -153,7 +153,7 @@ axe.run(parts, { resultTypes: ["violations"], preload: false, ...arguments[0] })
 
 
 def theme(driver: webdriver.Chrome, mode: str) -> None:
-    """Light or dark, at once: colours half-way from one to the other are nobody's."""
+    """Light or dark, at once: colors half-way from one to the other are nobody's."""
     driver.execute_script(
         "const style = document.head.appendChild(document.createElement('style'));"
         "style.textContent = '* { transition: none !important; animation: none !important }';"
@@ -245,7 +245,7 @@ def test_page(driver: webdriver.Chrome, go: Callable[..., None], name: str) -> N
     driver.execute_script(axe)
     faults += [f"light: {fault}" for fault in driver.execute_async_script(AXE, {})]
     theme(driver, "dark")
-    # The same page in other colours.
+    # The same page in other colors.
     rules = {"runOnly": ["color-contrast"]}
     faults += [f"dark: {fault}" for fault in driver.execute_async_script(AXE, rules)]
     go(name, phone=True)

@@ -17,7 +17,7 @@ from matplotlib.textpath import TextPath
 
 from pfl_lite.methods import METHODS
 from pfl_lite.show.offices import OFFICES, SHARED
-from pfl_lite.show.plots import METHOD_COLOURS, METHOD_LABELS
+from pfl_lite.show.plots import METHOD_COLORS, METHOD_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,7 +35,7 @@ def test_every_method_has_a_card() -> None:
     assert not strange, f"no such method: {', '.join(sorted(strange))}"
 
 
-def test_every_method_has_a_label_and_a_colour() -> None:
+def test_every_method_has_a_label_and_a_color() -> None:
     missing = METHODS.keys() - METHOD_LABELS.keys()
     assert not missing, f"no entry in _METHODS of pfl_lite/show/plots.py: {', '.join(sorted(missing))}"
 
@@ -138,6 +138,6 @@ def test_the_cheat_sheet_is_one_page(tool: ModuleType) -> None:
 
 
 def test_offices_keep_apart() -> None:
-    assert len({office.colour for office in OFFICES} | {SHARED}) == len(OFFICES) + 1 == 9
+    assert len({office.color for office in OFFICES} | {SHARED}) == len(OFFICES) + 1 == 9
     assert len({office.letter for office in OFFICES}) == 8
-    assert {office.colour for office in OFFICES} | {SHARED} <= set(METHOD_COLOURS.values())
+    assert {office.color for office in OFFICES} | {SHARED} <= set(METHOD_COLORS.values())

@@ -45,7 +45,7 @@ SWITCHED = [
 
 
 @pytest.fixture
-def colour_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def color_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data folder with a CIFAR-10 of 5,000 random images."""
     rng = np.random.default_rng(0)
     arrays = {
@@ -64,7 +64,7 @@ def test_as_written_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert not capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("colour_photos")
+@pytest.mark.usefixtures("color_photos")
 def test_quick_takes_a_part_of_large_data_and_full_takes_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert setting("cifar10", written_for="digits") == ("cifar10:0.444", "cpu", 1)
     assert capsys.readouterr().out == (
@@ -154,7 +154,7 @@ def test_a_chapter_has_the_line_in_its_first_cell_and_uses_it(name: str) -> None
     assert not named  # nothing that the line is meant to switch is named again below
 
 
-@pytest.mark.usefixtures("colour_photos")
+@pytest.mark.usefixtures("color_photos")
 def test_a_chapter_runs_on_other_data_with_its_line_changed() -> None:
     notebook = nbformat.read(BOOK / "federated-learning-in-twenty-lines.ipynb", 4)
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")

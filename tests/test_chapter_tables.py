@@ -74,7 +74,7 @@ def test_fewer_seeds_than_planned_have_a_star(ledger: Ledger) -> None:
     assert not any(value.endswith("*") for value in whole)
 
 
-def test_colours_follow_the_gap() -> None:
+def test_colors_follow_the_gap() -> None:
     assert pages.shade(np.nan) == pages.shade("not run") == ""
     assert pages.shade(-6.0) == f"background-color: rgba({pages.BELOW},0.60)"
     assert pages.shade(3.0) == f"background-color: rgba({pages.ABOVE},0.30)"

@@ -1,4 +1,4 @@
-"""Figures: what they show is read back from their artists; colours are far apart, for every kind of eye."""
+"""Figures: what they show is read back from their artists; colors are far apart, for every kind of eye."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def runs(seeds: int = 3) -> pd.DataFrame:
 
 
 def lab(linear: np.ndarray) -> np.ndarray:
-    """CIELAB of linear RGB colours [n, 3]."""
+    """CIELAB of linear RGB colors [n, 3]."""
     to_xyz = np.array(
         [
             [0.4124564, 0.3575761, 0.1804375],
@@ -76,22 +76,22 @@ def lab(linear: np.ndarray) -> np.ndarray:
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
 
 
-def nearest(colours: np.ndarray) -> float:
-    distance = np.linalg.norm(colours[:, None] - colours[None, :], axis=2)
-    return float(distance[~np.eye(len(colours), dtype=bool)].min())
+def nearest(colors: np.ndarray) -> float:
+    distance = np.linalg.norm(colors[:, None] - colors[None, :], axis=2)
+    return float(distance[~np.eye(len(colors), dtype=bool)].min())
 
 
-def test_every_method_has_a_colour_of_its_own() -> None:
-    assert set(plots.METHOD_COLOURS) == set(plots.METHOD_LABELS)
+def test_every_method_has_a_color_of_its_own() -> None:
+    assert set(plots.METHOD_COLORS) == set(plots.METHOD_LABELS)
     assert len(set(plots.METHOD_LABELS.values())) == len(plots.METHOD_LABELS)
-    assert plots.METHOD_COLOURS["fedavg"] == "#0072B2" and plots.METHOD_COLOURS["pfedmb"] == "#D55E00"
-    red, green, blue = to_rgb(plots.METHOD_COLOURS["local"])
+    assert plots.METHOD_COLORS["fedavg"] == "#0072B2" and plots.METHOD_COLORS["pfedmb"] == "#D55E00"
+    red, green, blue = to_rgb(plots.METHOD_COLORS["local"])
     assert red == green == blue
-    rgb = np.array([to_rgb(value) for value in plots.METHOD_COLOURS.values()])
+    rgb = np.array([to_rgb(value) for value in plots.METHOD_COLORS.values()])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     assert nearest(lab(linear)) > 18
     first = [
-        list(plots.METHOD_COLOURS).index(name) for name in ("local", "fedavg", "fedper", "fedprox", "pfedmb")
+        list(plots.METHOD_COLORS).index(name) for name in ("local", "fedavg", "fedper", "fedprox", "pfedmb")
     ]
     for blindness in (PROTANOPIA, DEUTERANOPIA):
         assert nearest(lab(linear @ np.array(blindness).T)) > 6
@@ -100,10 +100,10 @@ def test_every_method_has_a_colour_of_its_own() -> None:
     assert contrast.min() > 1.8  # every line is visible on white
 
 
-def test_arms_are_coloured_as_their_method() -> None:
-    assert plots.colour("pfedmb-plain") == plots.METHOD_COLOURS["pfedmb_plain"]
-    assert plots.colour("fedavg+ft") == plots.colour("fedavg-20-epochs") == plots.METHOD_COLOURS["fedavg"]
-    assert plots.colour("fedavgish") == plots.colour("oracle") == "#000000"
+def test_arms_are_colored_as_their_method() -> None:
+    assert plots.color("pfedmb-plain") == plots.METHOD_COLORS["pfedmb_plain"]
+    assert plots.color("fedavg+ft") == plots.color("fedavg-20-epochs") == plots.METHOD_COLORS["fedavg"]
+    assert plots.color("fedavgish") == plots.color("oracle") == "#000000"
     assert plots.label("pfedmb-plain") == "pFedMB, eq. 6" and plots.label("lg_fedavg") == "LG-FedAvg"
     assert plots.label("oracle") == "oracle"
 
@@ -131,16 +131,16 @@ def test_a_notebook_gets_sharp_figures_unless_its_reader_asked_for_others(
     assert "image/svg+xml" in other.data and "image/png" not in other.data
 
 
-def test_a_figure_keeps_its_colours_when_it_is_made_small() -> None:
+def test_a_figure_keeps_its_colors_when_it_is_made_small() -> None:
     with plt.rc_context():
         plots.use_style()
         figure = plt.figure(figsize=(4, 3))
-    figure.add_subplot().plot([0, 1], [0, 1], color=plots.colour("pfedmb"), linewidth=6)
+    figure.add_subplot().plot([0, 1], [0, 1], color=plots.color("pfedmb"), linewidth=6)
     png, width = plots.sharp(figure)
     picture = Image.open(io.BytesIO(png))
     assert width["width"] == picture.width // plots.SHARP
-    shades = {colour for _, colour in picture.convert("RGB").getcolors()}  # type: ignore[union-attr]
-    assert {tuple(round(255 * x) for x in to_rgb(plots.colour("pfedmb"))), (255, 255, 255)} <= shades
+    shades = {color for _, color in picture.convert("RGB").getcolors()}  # type: ignore[union-attr]
+    assert {tuple(round(255 * x) for x in to_rgb(plots.color("pfedmb"))), (255, 255, 255)} <= shades
     plt.close(figure)
 
 
@@ -192,7 +192,7 @@ def test_curves_are_means_and_bands_are_extremes() -> None:
     drawn(figure)
     (axes,) = figure.axes
     assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Local"]  # in the order of the lines' ends
-    line = next(line for line in axes.lines if line.get_color() == plots.METHOD_COLOURS["pfedmb"])
+    line = next(line for line in axes.lines if line.get_color() == plots.METHOD_COLORS["pfedmb"])
     assert np.allclose(line.get_xdata(), range(5))
     # value at round 2: 0.4 + 0.01 (mean of seeds 0..2) + 0.04 + 0.15 (mean of clients 0..3)
     assert line.get_ydata()[2] == pytest.approx(60.0)
@@ -237,7 +237,7 @@ def test_clients_are_dots_around_their_quartiles_and_the_last_round_counts() -> 
     means = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"]
     assert np.allclose(means, [74, 64, 54])
     shades = [to_rgb(each.get_facecolor()[0][:3]) for each in axes.collections]
-    assert shades[2] == to_rgb(plots.METHOD_COLOURS["local"])
+    assert shades[2] == to_rgb(plots.METHOD_COLORS["local"])
 
 
 # Two clients in a pool of 1, 3 and 2 blocks.
@@ -245,7 +245,7 @@ WIRES = [[1, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1], [1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1]]
 
 
 def network(axes: Axes) -> tuple[set[tuple[Any, ...]], set[tuple[Any, ...]]]:
-    """Coloured wires (from, to) and filled blocks of a drawn network, by layer and place, from 1; None: the prediction."""
+    """Colored wires (from, to) and filled blocks of a drawn network, by layer and place, from 1; None: the prediction."""
     pale, layers = to_rgb("#D5D5D5"), {0: 1, 1: 3, 2: 2}
     live, filled = set(), set()
 
@@ -261,7 +261,7 @@ def network(axes: Axes) -> tuple[set[tuple[Any, ...]], set[tuple[Any, ...]]]:
     return live, filled
 
 
-def test_routes_colour_what_is_in_use() -> None:
+def test_routes_color_what_is_in_use() -> None:
     figure = plots.plot_routes((1, 3, 2), WIRES, groups=[0, 1])
     drawn(figure)
     one, two = figure.axes
@@ -280,10 +280,8 @@ def test_routes_colour_what_is_in_use() -> None:
     assert network(two) == ({((1, 1), (2, 1))}, {(1, 1), (2, 1)})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["client 0", "client 1"]
     assert [text.get_text() for text in one.texts] == ["1,1", "2,1", "2,2", "2,3", "3,1", "3,2", r"$\hat y$"]
-    colours = [
-        {line.get_color() for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes
-    ]
-    assert colours == [{"#0072B2", "#D5D5D5"}, {"#D55E00", "#D5D5D5"}]
+    colors = [{line.get_color() for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes]
+    assert colors == [{"#0072B2", "#D5D5D5"}, {"#D55E00", "#D5D5D5"}]
 
 
 def test_many_routes_stand_above_a_key() -> None:
@@ -297,8 +295,8 @@ def test_many_routes_stand_above_a_key() -> None:
     assert not any(axes.texts for axes in figure.axes), "no room for numbers"
 
 
-def test_colours_of_experts_and_groups_are_far_apart_for_every_eye() -> None:
-    for shades in (list(plots.EXPERT_COLOURS.values()), plots._GROUP_COLOURS[:4]):
+def test_colors_of_experts_and_groups_are_far_apart_for_every_eye() -> None:
+    for shades in (list(plots.EXPERT_COLORS.values()), plots._GROUP_COLORS[:4]):
         rgb = np.array([to_rgb(value) for value in shades])
         linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
         for blindness in (np.eye(3), np.array(PROTANOPIA), np.array(DEUTERANOPIA)):
@@ -402,7 +400,7 @@ def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...]
 
 
 def test_pairs_are_dots_around_the_diagonal() -> None:
-    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"], colour="#112233")
+    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"], color="#112233")
     assert drawn(figure)
     (axes,) = figure.axes
     assert axes.collections[0].get_offsets().tolist() == [[50, 55], [60, 60], [70, 90]]
@@ -413,16 +411,16 @@ def test_pairs_are_dots_around_the_diagonal() -> None:
         plots.plot_pairs([1, 2], [1], names=["A", "B"])
 
 
-def test_curves_take_other_names_and_colours() -> None:
+def test_curves_take_other_names_and_colors() -> None:
     figure = plots.plot_curves(
-        runs(), quantity="tuned", colours={"local": "#112233"}, names={"local": "Alone"}
+        runs(), quantity="tuned", colors={"local": "#112233"}, names={"local": "Alone"}
     )
     shades = {line.get_color() for line in figure.axes[0].lines}
     assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Alone"]
-    assert {"#112233", plots.METHOD_COLOURS["pfedmb"]} < shades
+    assert {"#112233", plots.METHOD_COLORS["pfedmb"]} < shades
 
 
-def test_an_arm_with_a_name_of_its_own_has_its_methods_colour() -> None:
-    assert plots.colour("b5", "pfedmb") == plots.METHOD_COLOURS["pfedmb"]
-    assert plots.colour("pfedmb-plain", "pfedmb") == plots.METHOD_COLOURS["pfedmb_plain"]
-    assert plots.colour("b5") == "#000000"
+def test_an_arm_with_a_name_of_its_own_has_its_methods_color() -> None:
+    assert plots.color("b5", "pfedmb") == plots.METHOD_COLORS["pfedmb"]
+    assert plots.color("pfedmb-plain", "pfedmb") == plots.METHOD_COLORS["pfedmb_plain"]
+    assert plots.color("b5") == "#000000"

@@ -24,7 +24,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.models.modular import in_use
 from pfl_lite.results.ledger import Ledger, default_folder
 from pfl_lite.show import comparison, explorers
-from pfl_lite.show.plots import EXPERT_COLOURS, METHOD_COLOURS
+from pfl_lite.show.plots import EXPERT_COLORS, METHOD_COLORS
 from tests.explored import carried, mixed, routes
 from tests.test_claims_of_tables import IDLE, make_run
 
@@ -209,7 +209,7 @@ def test_the_page_draws_bits_with_their_probabilities() -> None:
     record = {
         "blocks": [1, 1],
         "groups": [0],
-        "colours": ["red"],
+        "colors": ["red"],
         "rounds": [0],
         "logits": logits,
         "measures": [],
@@ -346,9 +346,9 @@ def test_probabilities_of_the_page_are_scipys() -> None:
             assert "<D>" not in page["svg"] and page["svg"].count("<rect") == 3 * 4
 
 
-def test_colours_of_the_gate_are_those_of_its_picture() -> None:
+def test_colors_of_the_gate_are_those_of_its_picture() -> None:
     style = (SCRIPT.parent / "explorer.css").read_text(encoding="utf-8")
-    general, personal, _ = (shade.lower() for shade in EXPERT_COLOURS.values())
+    general, personal, _ = (shade.lower() for shade in EXPERT_COLORS.values())
     assert f"--dot: {general}" in style and "rect.global { fill: var(--dot); }" in style
     assert f"rect.personal {{ fill: {personal}; }}" in style
 
@@ -406,8 +406,8 @@ def test_bars_of_the_page_are_as_long_as_the_weights() -> None:
         rf'<title>([^<]*)</title><rect class="track"{wide}<rect style="fill:(#\w+)"{wide}', svg
     )
     drawn = {title: (float(bar) / float(track), shade) for title, track, shade, bar in found}
-    assert drawn["pFedMB, client 1, branch 0: 0.50"] == (0.5, METHOD_COLOURS["pfedmb"])
-    assert drawn["pFedMB, eq. 6, client 0, branch 0: 1.00"] == (1, METHOD_COLOURS["pfedmb_plain"])
+    assert drawn["pFedMB, client 1, branch 0: 0.50"] == (0.5, METHOD_COLORS["pfedmb"])
+    assert drawn["pFedMB, eq. 6, client 0, branch 0: 1.00"] == (1, METHOD_COLORS["pfedmb_plain"])
     assert drawn["pFedMB, eq. 6, client 0, branch 1: 0.00"][0] == 0 and len(drawn) == 12
 
 
@@ -594,16 +594,16 @@ def test_pairs_and_ranks_of_the_page_are_pandas(runs: Ledger) -> None:
         assert (one["mean"], one["worst"]) == pytest.approx((own.mean(), worst), abs=0.006)
 
 
-def test_the_comparison_starts_with_the_books_colours_and_no_crowd() -> None:
+def test_the_comparison_starts_with_the_books_colors_and_no_crowd() -> None:
     record = recorded(explorers.comparison(comparison.record(Ledger(default_folder()))))
     for entry in record["experiments"]:
         known = {method["key"]: method for method in entry["methods"]}
         assert entry["a"] in known and entry["b"] in known
         assert sum(method["start"] for method in known.values()) == min(len(known), 8)
-        looks = [(method["colour"], method["dash"]) for method in known.values()]
+        looks = [(method["color"], method["dash"]) for method in known.values()]
         assert len(set(looks)) == len(looks), "two methods look alike"
         for key, method in known.items():
-            assert method["colour"] == METHOD_COLOURS.get(key, method["colour"]) != "#000000"
+            assert method["color"] == METHOD_COLORS.get(key, method["color"]) != "#000000"
     assert record["experiments"][0]["name"] == "pfedmb-table1"
 
 

@@ -305,8 +305,8 @@ def _panel() -> Iterator[str]:
     ):
         yield _text(0, y, line, 36, SOFT)
         y += 48
-    for number, (travels, colour, words) in enumerate(LEGEND):
-        yield f'<g transform="translate(0 {y + 62 * number:g}) scale(2.4)">{_swatch(travels, colour, words)}</g>'
+    for number, (travels, color, words) in enumerate(LEGEND):
+        yield f'<g transform="translate(0 {y + 62 * number:g}) scale(2.4)">{_swatch(travels, color, words)}</g>'
     y += 62 * len(LEGEND) + 46
     for line in ("Solid arrow: goes down in a round.", "Dashed arrow: comes back."):
         yield _text(0, y, line, 34, SOFT)
@@ -372,30 +372,30 @@ def _text(
     )
 
 
-def _hatch(colour: str) -> str:
+def _hatch(color: str) -> str:
     """The name of a color's hatching."""
-    return f"h{colour.removeprefix('#')}"
+    return f"h{color.removeprefix('#')}"
 
 
 def _patterns() -> str:
     """The hatchings that cards refer to."""
     return "<defs>" + "".join(
-        f'<pattern id="{_hatch(colour)}" width="9" height="9" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        f'<rect width="9" height="9" fill="#ffffff"/><rect width="3.6" height="9" fill="{colour}" fill-opacity="0.62"/></pattern>'
-        for colour in (SHARED, *(office.colour for office in SHOWN))
+        f'<pattern id="{_hatch(color)}" width="9" height="9" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="9" height="9" fill="#ffffff"/><rect width="3.6" height="9" fill="{color}" fill-opacity="0.62"/></pattern>'
+        for color in (SHARED, *(office.color for office in SHOWN))
     ) + "</defs>"  # fmt: skip
 
 
 def _box(
-    piece: Piece, colours: Sequence[str], x: float, y: float, width: float, height: float = 27
+    piece: Piece, colors: Sequence[str], x: float, y: float, width: float, height: float = 27
 ) -> Iterator[str]:
     """A piece, in as many colors as it has owners side by side."""
-    part = width / len(colours)
-    for number, colour in enumerate(colours):
-        fill = f"url(#{_hatch(colour)})" if piece.travels else colour
+    part = width / len(colors)
+    for number, color in enumerate(colors):
+        fill = f"url(#{_hatch(color)})" if piece.travels else color
         yield (
             f'<rect x="{x + number * part:g}" y="{y:g}" width="{part:g}" height="{height:g}" rx="6" fill="{fill}" '
-            f'stroke="{colour}" stroke-width="1.5"/>'
+            f'stroke="{color}" stroke-width="1.5"/>'
         )
     # A plate under the words, so that they read on hatching and on every color.
     plate = min(9.4 * len(piece.label) + 12, width - 8)
@@ -420,9 +420,9 @@ def _server(card: Card) -> Iterator[str]:
     room = 316 / len(card.server)
     width = min(room - 8, 150)
     for number, piece in enumerate(card.server):
-        colours = [office.colour for office in SHOWN] if piece.own else [SHARED]
+        colors = [office.color for office in SHOWN] if piece.own else [SHARED]
         yield from _box(
-            piece, colours, 480 - room * (len(card.server) - number) + room - width - 8, 104, width
+            piece, colors, 480 - room * (len(card.server) - number) + room - width - 8, 104, width
         )
     arrow = 'fill="none" stroke="#6b7684" stroke-width="2"'
     for number in range(3):
@@ -444,15 +444,15 @@ def _server(card: Card) -> Iterator[str]:
 def _office(card: Card, office: Office, x: float) -> Iterator[str]:
     """An office's box."""
     yield f'<rect x="{x:g}" y="219" width="152" height="126" rx="12" fill="#ffffff" stroke="{LINE}" stroke-width="1.5"/>'
-    yield f'<circle cx="{x + 20:g}" cy="237" r="7" fill="{office.colour}"/>'
+    yield f'<circle cx="{x + 20:g}" cy="237" r="7" fill="{office.color}"/>'
     yield _text(x + 33, 242.5, office.name, 16, weight=600)
     for number, piece in enumerate(card.office):
-        yield from _box(piece, [office.colour if piece.own else SHARED], x + 10, 252 + 30 * number, 132)
+        yield from _box(piece, [office.color if piece.own else SHARED], x + 10, 252 + 30 * number, 132)
 
 
 LEGEND = (
     (True, SHARED, "shared, travels"), (False, SHARED, "shared, stays"),
-    (True, SHOWN[0].colour, "own, travels"), (False, SHOWN[0].colour, "own, stays"),
+    (True, SHOWN[0].color, "own, travels"), (False, SHOWN[0].color, "own, stays"),
 )  # fmt: skip
 
 
@@ -464,10 +464,10 @@ def legend(y: float) -> str:
     )
 
 
-def _swatch(travels: bool, colour: str, words: str) -> str:
+def _swatch(travels: bool, color: str, words: str) -> str:
     """A color or hatching, and what it means."""
-    fill = f"url(#{_hatch(colour)})" if travels else colour
+    fill = f"url(#{_hatch(color)})" if travels else color
     return (
-        f'<rect width="24" height="17" rx="4" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>'
+        f'<rect width="24" height="17" rx="4" fill="{fill}" stroke="{color}" stroke-width="1.5"/>'
         f"{_text(30, 14, words, 14.5, SOFT)}"
     )

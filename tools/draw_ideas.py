@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pfl_lite import make_federation, make_network
 from pfl_lite.seeds import generator
 from pfl_lite.show.offices import OFFICES, SHARED
-from pfl_lite.show.plots import METHOD_COLOURS, STYLE
+from pfl_lite.show.plots import METHOD_COLORS, STYLE
 
 INK, SOFT = "#1F2933", "#52606D"
 BIG: dict[Any, Any] = {
@@ -71,7 +71,7 @@ def simplex() -> Figure:
         shares = generator(0, f"picture of the simplex {place}").dirichlet([concentration] * 3, size=150)
         axis.fill(*corners.T, facecolor="#F3F5F8", edgecolor="#9AA5B1")
         x, y = (shares @ corners).T
-        axis.scatter(x, y, s=16, alpha=0.8, c=[OFFICES[i].colour for i in shares.argmax(1)])
+        axis.scatter(x, y, s=16, alpha=0.8, c=[OFFICES[i].color for i in shares.argmax(1)])
         for office, (x, y), shift in zip(OFFICES[:3], corners, (-0.11, -0.11, 0.06), strict=True):
             axis.text(x, y + shift, office.letter, color=INK, ha="center", weight="bold")
         axis.set(title=f"a = {concentration:g}", aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.2, 1.05))
@@ -90,13 +90,13 @@ def envelope() -> Figure:
     def tied(w: float) -> np.ndarray:
         return np.asarray(loss(theta) + strength / 2 * (theta - w) ** 2)
 
-    axis.plot(theta, loss(theta), color=OFFICES[0].colour, label="loss f")
+    axis.plot(theta, loss(theta), color=OFFICES[0].color, label="loss f")
     axis.plot(theta, [tied(w).min() for w in theta], color=SHARED, label="envelope F")
     best = int(tied(start).argmin())
     near = np.abs(theta - start) < 1.9
     touching = tied(start).min() - strength / 2 * (theta - start) ** 2
     axis.plot(theta[near], touching[near], color=SOFT, linestyle=":", label="F(w) minus the tie")
-    axis.plot(theta[best], loss(theta[best]), "o", color=OFFICES[0].colour, markersize=9)
+    axis.plot(theta[best], loss(theta[best]), "o", color=OFFICES[0].color, markersize=9)
     axis.plot(start, tied(start).min(), "D", color=SHARED, markersize=9)
     axis.annotate(
         "θ: what w's office\nsettles for",
@@ -119,7 +119,7 @@ def jensen() -> Figure:
     axis.plot(x, np.log(x), color=INK, label="log p")
     axis.plot([low, high], np.log([low, high]), color=SOFT, linestyle="--", label="chord")
     for value, office, name in ((low, OFFICES[0], "model 1"), (high, OFFICES[1], "model 2")):
-        axis.plot(value, np.log(value), "o", color=office.colour, markersize=9)
+        axis.plot(value, np.log(value), "o", color=office.color, markersize=9)
         axis.annotate(name, (value, np.log(value)), (value + 0.02, np.log(value) - 0.42))
     axis.annotate(
         "", (middle, np.log(middle)), (middle, chord), arrowprops={"arrowstyle": "<->", "color": "#D55E00"}
@@ -189,7 +189,7 @@ def two_tests() -> Figure:
     ):
         left = 0.0
         for name, share, height, shade in zip(("zeros", "ones"), shares, accuracy, (0.55, 0.9), strict=True):
-            own = OFFICES[0].colour if "local" in title else SHARED
+            own = OFFICES[0].color if "local" in title else SHARED
             axis.bar(left, height, share, align="edge", color=own, alpha=shade, edgecolor="white")
             axis.text(left + share / 2, height + 0.02, f"{name}\n{height:g}", ha="center")
             left += share
@@ -207,8 +207,8 @@ def participation() -> Figure:
     for number in range(rounds):
         asked = set(random.choice(8, 2, replace=False).tolist())
         for place, office in enumerate(OFFICES):
-            colour, edge = (office.colour, office.colour) if place in asked else ("white", "#C3CAD2")
-            axis.scatter(number, place, s=230, marker="s", color=colour, edgecolor=edge)
+            color, edge = (office.color, office.color) if place in asked else ("white", "#C3CAD2")
+            axis.scatter(number, place, s=230, marker="s", color=color, edgecolor=edge)
     axis.set_yticks(range(8), [office.name for office in OFFICES])
     axis.set(
         xlabel="round", xticks=range(rounds), xticklabels=range(1, rounds + 1), xlim=(-0.6, rounds - 0.4)
@@ -227,7 +227,7 @@ def variates() -> Figure:
     mean = slopes.mean(0)
 
     def arrow(
-        axis: Axes, start: np.ndarray, move: np.ndarray, colour: str, style: str = "-", width: float = 3
+        axis: Axes, start: np.ndarray, move: np.ndarray, color: str, style: str = "-", width: float = 3
     ) -> None:
         axis.annotate(
             "",
@@ -235,7 +235,7 @@ def variates() -> Figure:
             (start[0], start[1]),
             arrowprops={
                 "arrowstyle": "-|>",
-                "color": colour,
+                "color": color,
                 "linewidth": width,
                 "linestyle": style,
                 "mutation_scale": 17,
@@ -244,10 +244,10 @@ def variates() -> Figure:
 
     zero = np.zeros(2)
     for office, slope in zip(OFFICES, slopes, strict=False):
-        arrow(left, zero, slope, office.colour)
+        arrow(left, zero, slope, office.color)
         left.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
-        arrow(right, zero, slope, office.colour, width=1.5)
-        arrow(right, slope, mean - slope, office.colour, "--", 2)
+        arrow(right, zero, slope, office.color, width=1.5)
+        arrow(right, slope, mean - slope, office.color, "--", 2)
         right.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
     arrow(left, zero, mean, SHARED)
     arrow(right, zero, mean, SHARED, width=4)
@@ -274,7 +274,7 @@ def marginals() -> Figure:
                         (column, 1 - row),
                         1,
                         1,
-                        facecolor=office.colour if here else "white",
+                        facecolor=office.color if here else "white",
                         alpha=0.4,
                         edgecolor=INK,
                     )
@@ -311,7 +311,7 @@ def patterns() -> Figure:
         "contradictions": (0.86, 0.34, 0.84),
     }
     for axis, (title, three) in zip(axes, heights.items(), strict=True):
-        axis.bar(range(3), three, color=[METHOD_COLOURS[name] for name in names], width=0.74)
+        axis.bar(range(3), three, color=[METHOD_COLORS[name] for name in names], width=0.74)
         axis.set_xticks(range(3), ["Local", "FedAvg", "+ FT"], rotation=40, ha="right", fontsize=11)
         axis.set(ylim=(0, 1), yticks=[])
         axis.set_title(title, fontsize=12)
@@ -359,9 +359,9 @@ def scheduler() -> Figure:
     """A command, a scheduler, and workers, with what travels between them."""
     figure, (axis,) = panels(1, 3.5)
 
-    def box(x: float, y: float, width: float, height: float, title: str, below: str, colour: str) -> None:
+    def box(x: float, y: float, width: float, height: float, title: str, below: str, color: str) -> None:
         axis.add_patch(
-            plt.Rectangle((x, y), width, height, facecolor=colour, alpha=0.16, edgecolor=colour, linewidth=2)
+            plt.Rectangle((x, y), width, height, facecolor=color, alpha=0.16, edgecolor=color, linewidth=2)
         )
         axis.text(x + width / 2, y + height - 0.33, title, ha="center", va="center", weight="bold", color=INK)
         axis.text(x + width / 2, y + 0.38, below, ha="center", va="center", color=SOFT, fontsize=11)
@@ -376,7 +376,7 @@ def scheduler() -> Figure:
     arrow((4.0, 1.95), (2.6, 1.95), "--")
     for place in range(3):
         y, meets = 3.2 - 1.6 * place, 2.95 - 0.55 * place
-        box(8.1, y, 3.0, 1.3, f"worker {place + 1}", "loads the images itself", OFFICES[6].colour)
+        box(8.1, y, 3.0, 1.3, f"worker {place + 1}", "loads the images itself", OFFICES[6].color)
         arrow((6.3, meets + 0.1), (8.0, y + 0.85), "-")
         arrow((8.0, y + 0.5), (6.3, meets - 0.15), "--")
     axis.plot([], [], "-", color=INK, linewidth=1.8, label="a configuration goes out")

@@ -19,7 +19,7 @@ from pfl_lite.atomic_files import script_json
 from pfl_lite.data.images import load
 from pfl_lite.errors import unknown
 from pfl_lite.show.offices import OFFICES
-from pfl_lite.show.plots import METHOD_COLOURS
+from pfl_lite.show.plots import METHOD_COLORS
 
 ROOT = Path(__file__).resolve().parent.parent
 STATIC = ROOT / "tools" / "static"
@@ -54,10 +54,10 @@ def playground(kind: str) -> str:
     if kind not in PLAYGROUNDS:
         raise unknown("playground", kind, PLAYGROUNDS)
     record: dict[str, object] = {
-        "offices": [{"name": one.name, "colour": one.colour, "dark": one.dark} for one in OFFICES]
+        "offices": [{"name": one.name, "color": one.color, "dark": one.dark} for one in OFFICES]
     }
     if kind == "federation":
-        record["methods"] = METHOD_COLOURS
+        record["methods"] = METHOD_COLORS
     if kind in _NEEDS_DIGITS:
         record["pool"] = digits()
     script = "".join(one.read_text(encoding="utf-8") for one in (*SCRIPTS, STATIC / f"play_{kind}.js"))

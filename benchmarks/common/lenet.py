@@ -1,4 +1,4 @@
-"""The network of the pFedMB paper for colour images of 32 x 32 pixels, in plain PyTorch, for the peers that take such modules."""
+"""The network of the pFedMB paper for color images of 32 x 32 pixels, in plain PyTorch, for the peers that take such modules."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def _normalised(
     side = size or card.size
     mean = torch.tensor(card.mean, dtype=dtype, device=device)[:, None, None]
     std = torch.tensor(card.std, dtype=dtype, device=device)[:, None, None]
-    # colour images channels-last: max-pooling on a CPU takes about half the time (the convolutions hardly care)
+    # color images channels-last: max-pooling on a CPU takes about half the time (the convolutions hardly care)
     layout = (
         torch.channels_last
         if card.channels > 1 and torch.device(device).type == "cpu"

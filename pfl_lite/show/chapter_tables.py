@@ -22,7 +22,7 @@ from pfl_lite.results.plan import Plan
 from pfl_lite.results.tables import accuracy, runs_of
 from pfl_lite.results.tables import table as table_of
 
-BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the colour-blind-safe palette
+BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the color-blind-safe palette
 DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of gap that get it
 VERDICTS = {"held": ABOVE, "failed": BELOW}
 STRONG, PALE = 0.4, 0.15  # opacity of a verdict's shade, the second where it rests on one seed
@@ -222,11 +222,11 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
     shown = shown[ran].rename(index=labels)
     shown.index.name = "Method"
 
-    def colours(column: pd.Series) -> list[str]:
+    def colors(column: pd.Series) -> list[str]:
         own = gaps.get(column.name, [np.nan] * len(ran))
         return [shade(gap) for gap, kept in zip(own, ran, strict=True) if kept]
 
-    return styled(shown).apply(colours).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
+    return styled(shown).apply(colors).set_table_styles([{"selector": "td", "props": "white-space: nowrap"}])
 
 
 def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
@@ -293,13 +293,13 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
         }
     )
 
-    def colour(verdict: object) -> str:
+    def color(verdict: object) -> str:
         word = str(verdict).split()[0]  # of `held at 30 rounds (1 seed)`
         shade = PALE if "(1 seed)" in str(verdict) else STRONG
         return f"background-color: rgba({VERDICTS[word]},{shade})" if word in VERDICTS else ""
 
     looks = (
-        styled(shown).hide(axis="index").map(colour, subset=["verdict"]).format(_listed, subset=["evidence"])
+        styled(shown).hide(axis="index").map(color, subset=["verdict"]).format(_listed, subset=["evidence"])
     )
     return looks.set_table_attributes('class="verdicts"')  # which a narrow page lays out cell under cell
 

@@ -22,7 +22,7 @@ from pfl_lite.models.modular import decisions
 from pfl_lite.papers.statement import estimate
 from pfl_lite.papers.statistics import kendall
 from pfl_lite.show import comparison as comparing
-from pfl_lite.show.plots import EXPERT_COLOURS, colour, group_colour, label
+from pfl_lite.show.plots import EXPERT_COLORS, color, group_color, label
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -89,7 +89,7 @@ def routing(blocks: Sequence[int], rounds: Sequence[int], logits: ArrayLike, gro
         {
             "blocks": list(blocks),
             "groups": [int(group) for group in groups],
-            "colours": [group_colour(int(group)) for group in groups],
+            "colors": [group_color(int(group)) for group in groups],
             "rounds": [int(number) for number in rounds],
             # Three digits, whatever the size: a logit keeps its sign, and so its bit.
             "logits": [[[float(f"{each:.3g}") for each in own] for own in moment] for moment in values],
@@ -145,7 +145,7 @@ def gate(classes: Sequence[str], images: Sequence[Mapping[str, Any]]) -> str:
                 "pixels": "".join(f"{level:x}" for level in np.rint(15 * pixels.clip(0, 1)).astype(int).flat),
             }
         )
-    return page("gate", {"classes": list(classes), "experts": list(EXPERT_COLOURS), "images": entries})
+    return page("gate", {"classes": list(classes), "experts": list(EXPERT_COLORS), "images": entries})
 
 
 def alpha(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequence[int]) -> str:
@@ -180,7 +180,7 @@ def alpha(rounds: Sequence[int], alphas: Mapping[str, ArrayLike], groups: Sequen
         "rounds": [int(number) for number in rounds],
         "layers": [f"layer {number + 1}" for number in range(shape[2])],
         "runs": [
-            {"name": label(name), "colour": colour(name), "weights": each.round(4).tolist()}
+            {"name": label(name), "color": color(name), "weights": each.round(4).tolist()}
             for name, each in weights.items()
         ],
         "measures": [
@@ -228,7 +228,7 @@ def standings(
         ]
         methods = [
             {
-                "name": label(method), "colour": colour(method), "paper": float(theirs[m]),
+                "name": label(method), "color": color(method), "paper": float(theirs[m]),
                 "scores": ours[m].round(3).tolist(), "level": [low <= 0 for low in leads[m]],
             }
             for m, method in enumerate(scores)
@@ -261,8 +261,8 @@ def comparison(record: Mapping[str, Any]) -> str:
         shades: list[str] = []
         methods = []
         for method in entry["methods"]:
-            shade = colour(method["key"], method["method"])
-            known = {"name": label(method["label"]), "colour": shade, "dash": shades.count(shade)}
+            shade = color(method["key"], method["method"])
+            known = {"name": label(method["label"]), "color": shade, "dash": shades.count(shade)}
             methods.append(method | known | {"start": method["key"] in first})
             shades.append(shade)
         keys = [method["key"] for method in methods]

@@ -13,7 +13,7 @@ class Office:
     """A client of the story."""
 
     name: str
-    colour: str
+    color: str
     """On a light ground; from the palette of `pfl_lite.show.plots`, far from the other seven also for color-blind readers."""
     dark: str
     """The same color for lines on a dark ground."""

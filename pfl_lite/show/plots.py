@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pfl_lite.data.federation import Federation
 
 # Okabe and Ito's palette for the methods met first, the others chosen far from them and from each other, also
-# for readers with red-green blindness (a test simulates it). So many colours cannot all be safe: markers
+# for readers with red-green blindness (a test simulates it). So many colors cannot all be safe: markers
 # differ as well.
-_METHODS = {  # label, colour
+_METHODS = {  # label, color
     "local": ("Local", "#6E6E6E"),
     "fedavg": ("FedAvg", "#0072B2"),
     "fedprox": ("FedProx", "#56B4E9"),
@@ -71,14 +71,14 @@ _METHODS = {  # label, colour
     "pfl_mfe": ("PFL-MFE", "#8A7A5C"),
 }
 METHOD_LABELS = {name: label for name, (label, _) in _METHODS.items()}
-METHOD_COLOURS = {name: colour for name, (_, colour) in _METHODS.items()}
+METHOD_COLORS = {name: color for name, (_, color) in _METHODS.items()}
 _MARKERS = "osD^vPX<>"
-EXPERT_COLOURS: dict[str, str] = {
+EXPERT_COLORS: dict[str, str] = {
     "global expert": "#0072B2",
     "personal expert": "#E69F00",
     "mixture": "#1F2933",
 }
-_GROUP_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_GROUP_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 SHARP = 2  # dots drawn for each dot of a page, both ways
 BOOK: dict[str, Any] = {
@@ -141,17 +141,17 @@ def _png(figure: Figure, colors: int, dots: int, **how: Any) -> tuple[bytes, int
     return small.getvalue(), picture.width // dots
 
 
-def colour(method: str, otherwise: str = "") -> str:
+def color(method: str, otherwise: str = "") -> str:
     """The color of a method or of an arm named after one (`pfedmb-plain`, `fedavg+ft`); of the method `otherwise` for an arm
     with another name (`b5`); black for anything else.
     """
-    known = (METHOD_COLOURS.get(_method_of(name)) for name in (method, otherwise))
+    known = (METHOD_COLORS.get(_method_of(name)) for name in (method, otherwise))
     return next(filter(None, known), "#000000")
 
 
-def group_colour(group: int) -> str:
+def group_color(group: int) -> str:
     """The color of a group of clients; after six groups the colors come again."""
-    return _GROUP_COLOURS[group % len(_GROUP_COLOURS)]
+    return _GROUP_COLORS[group % len(_GROUP_COLORS)]
 
 
 def label(method: str) -> str:
@@ -198,7 +198,7 @@ def plot_curves(
     percent: bool = True,
     ylabel: str | None = None,
     title: str | None = None,
-    colours: Mapping[str, str] | None = None,
+    colors: Mapping[str, str] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
@@ -206,10 +206,10 @@ def plot_curves(
     `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
     (averaged over) and `quantity` (to choose from with the argument). Of several `split`s and `model`s, as in a run's
     `history.frame()`, the clients' own models (`personal`) on test images are drawn. Fractions are shown as percentages
-    unless `percent` is off. `colours` and `names` of some methods go before those of the book. Raises InputError for missing
+    unless `percent` is off. `colors` and `names` of some methods go before those of the book. Raises InputError for missing
     columns or an unclear quantity.
     """
-    colours, names = colours or {}, names or {}
+    colors, names = colors or {}, names or {}
     frame, by = _tidy(frame, quantity, ("round", "value"))
     seeds = frame["seed"].nunique() if "seed" in frame else 1
     each = [by, "round", "seed"] if "seed" in frame else [by, "round"]
@@ -220,7 +220,7 @@ def plot_curves(
         figure, axes = plt.subplots(figsize=(7.6, 4.2))
         sns.lineplot(
             table, x="round", y="value", hue=by, style=by, hue_order=order, style_order=order, dashes=False,
-            palette={name: colours.get(name) or colour(name) for name in order},
+            palette={name: colors.get(name) or color(name) for name in order},
             markers={name: _marker(name) for name in order}, markevery=max(1, table["round"].nunique() // 8),
             errorbar=("pi", 100) if seeds > 1 else None, err_kws={"alpha": 0.18}, ax=axes,
         )  # fmt: skip
@@ -266,7 +266,7 @@ def plot_clients(
         sns.boxplot(
             table, **shared, color="#E3E3E3", showfliers=False, showmeans=True, meanprops=mean, ax=axes
         )
-        palette = {name: colour(name) for name in order}
+        palette = {name: color(name) for name in order}
         sns.stripplot(table, **shared, hue=by, palette=palette, alpha=0.7, legend=False, jitter=0.15, ax=axes)
         axes.set_yticks(range(len(order)), [label(name) for name in order])
         axes.set(xlabel=xlabel or ("test accuracy of a client (%)" if percent else "value"), ylabel="")
@@ -276,7 +276,7 @@ def plot_clients(
     return figure
 
 
-def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], colour: str = "#0072B2") -> Figure:
+def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], color: str = "#0072B2") -> Figure:
     """Draw one dot a client: method A's accuracy across, method B's up, and the diagonal on which they are equal.
 
     `a` and `b` are in percent, in the same order; `names` stand at the axes. Raises InputError for unequal numbers.
@@ -291,7 +291,7 @@ def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], colour: str 
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(4.8, 4.8))
         axes.axline((low, low), slope=1, color="#4D4D4D", linestyle="--", lw=1)
-        sns.scatterplot(x=across, y=up, s=28, color=colour, alpha=0.75, linewidth=0, ax=axes)
+        sns.scatterplot(x=across, y=up, s=28, color=color, alpha=0.75, linewidth=0, ax=axes)
         axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
         axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
     plt.close(figure)
@@ -328,7 +328,7 @@ def plot_routes(
         for place in axes.flat:
             place.axis("off")
         for place, own, group, title in zip(axes.flat, on, groups, titles, strict=False):
-            _wiring(place, blocks, own, group_colour(group), large)
+            _wiring(place, blocks, own, group_color(group), large)
             place.set_title(title, **({} if large else {"fontsize": 10}))
         if not large:
             dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 9}
@@ -371,12 +371,12 @@ def _wiring(axes: Axes, blocks: Sequence[int], on: torch.Tensor, shade: str, lar
 def _method_of(name: str) -> str:
     """The longest method name that `name` starts with, or `name`."""
     name = name.replace("-", "_")
-    starts = (one for one in METHOD_COLOURS if name == one or name.startswith((f"{one}_", f"{one}+")))
+    starts = (one for one in METHOD_COLORS if name == one or name.startswith((f"{one}_", f"{one}+")))
     return max(starts, key=len, default=name)
 
 
 def _marker(method: str) -> str:
-    order = list(METHOD_COLOURS)
+    order = list(METHOD_COLORS)
     name = _method_of(method)
     return _MARKERS[order.index(name) % len(_MARKERS)] if name in order else "*"
 

@@ -20,7 +20,7 @@
     return [mean(other), mean(same), mean(weights.map(effective))];
   }
 
-  // From the record {groups, rounds, layers, runs: [{name, colour, weights [rounds][clients][layers][branches]}], measures}
+  // From the record {groups, rounds, layers, runs: [{name, color, weights [rounds][clients][layers][branches]}], measures}
   // and the settings {at, layer, width} to {found, shown, svg, sentence}; `found` holds the measures of every run.
   function view(record, { at, layer, width }) {
     const { groups, rounds, layers, runs } = record;
@@ -49,7 +49,7 @@
         const start = x + b * cell + 2;
         parts.push(`<g><title>${safe(run.name)}, client ${i}, branch ${b}: ${value.toFixed(2)}</title>` +
           `<rect class="track" x="${start}" y="${y(place) + 2}" width="${cell - 4}" height="${row - 4}"/>` +
-          `<rect style="fill:${run.colour}" x="${start}" y="${y(place) + 2}" width="${value * (cell - 4)}" height="${row - 4}"/></g>`);
+          `<rect style="fill:${run.color}" x="${start}" y="${y(place) + 2}" width="${value * (cell - 4)}" height="${row - 4}"/></g>`);
       }));
     });
     const where = layers.length > 1 ? `, ${layers[layer]}` : "";
@@ -73,8 +73,8 @@
       part('[name="at"]').setAttribute("aria-valuetext", `round ${record.rounds[at]}`);
       const layer = Number(part('[name="layer"]').value);
       const { shown, svg, sentence } = view(record, { at, layer, width });
-      const heads = record.runs.map(({ name, colour }) =>
-        `<th scope="col"><i style="background:${colour}"></i>${safe(name)}</th>`);
+      const heads = record.runs.map(({ name, color }) =>
+        `<th scope="col"><i style="background:${color}"></i>${safe(name)}</th>`);
       part("table").innerHTML = `<thead><tr><td></td>${heads.join("")}</tr></thead><tbody>` +
         shown.map(([name, remark, ...values]) => `<tr><th scope="row">${name}<small>${remark}</small></th>` +
           `${values.map((value) => `<td>${value}</td>`).join("")}</tr>`).join("") + "</tbody>";

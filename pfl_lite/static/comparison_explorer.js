@@ -8,7 +8,7 @@
   const { kept, curves, paired, against, ranks } = inPage ? pflComparison : require("./comparison.js");
   const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
   const show = (value, digits = 1) => fixed(value, digits);
-  const DASHES = ["", "7 3", "2 3", "9 3 2 3", "12 4"]; // methods of one colour differ in these
+  const DASHES = ["", "7 3", "2 3", "9 3 2 3", "12 4"]; // methods of one color differ in these
 
   function ticks(low, high) {
     const rough = Math.max(high - low, 0.5) / 5;
@@ -47,11 +47,11 @@
     for (const { method, at, value, low, high, seeds } of lines) {
       const path = (values, backwards) => (backwards ? [...at.keys()].reverse() : [...at.keys()])
         .filter((i) => !Number.isNaN(values[i])).map((i) => `${x(at[i]).toFixed(1)},${y(values[i]).toFixed(1)}`).join(" ");
-      if (seeds > 1) parts.push(`<polygon points="${path(high)} ${path(low, true)}" style="fill:${method.colour}"/>`);
-      parts.push(`<polyline points="${path(value)}" stroke-dasharray="${DASHES[method.dash]}" style="stroke:${method.colour}"/>`);
+      if (seeds > 1) parts.push(`<polygon points="${path(high)} ${path(low, true)}" style="fill:${method.color}"/>`);
+      parts.push(`<polyline points="${path(value)}" stroke-dasharray="${DASHES[method.dash]}" style="stroke:${method.color}"/>`);
       at.forEach((round, i) => {
         if (at.length < 12 && !Number.isNaN(value[i]))
-          parts.push(`<circle cx="${x(round)}" cy="${y(value[i])}" r="3.5" style="fill:${method.colour}">` +
+          parts.push(`<circle cx="${x(round)}" cy="${y(value[i])}" r="3.5" style="fill:${method.color}">` +
             `<title>${safe(method.name)}, round ${round}: ${show(value[i])}</title></circle>`);
       });
     }
@@ -66,7 +66,7 @@
     parts.push(`<line class="diagonal" x1="${x(scale[0])}" y1="${y(scale[0])}" ` +
       `x2="${x(scale.at(-1))}" y2="${y(scale.at(-1))}"/>`);
     for (const { seed, client, values: [p, q] } of rows)
-      parts.push(`<circle cx="${x(p).toFixed(1)}" cy="${y(q).toFixed(1)}" r="4" style="fill:${b.colour}">` +
+      parts.push(`<circle cx="${x(p).toFixed(1)}" cy="${y(q).toFixed(1)}" r="4" style="fill:${b.color}">` +
         `<title>client ${client}, seed ${seed}: A ${show(p)}, B ${show(q)}</title></circle>`);
     return drawing(size, size, words, parts);
   }
@@ -116,8 +116,8 @@
     return { found, table: null, svg: drawPairs(pairs, width, sentence), sentence, remark };
   }
 
-  const swatch = ({ colour, dash }) => '<svg class="swatch" aria-hidden="true" width="26" height="10">' +
-    `<polyline points="1,5 25,5" stroke-dasharray="${DASHES[dash]}" style="stroke:${colour}"/></svg>`;
+  const swatch = ({ color, dash }) => '<svg class="swatch" aria-hidden="true" width="26" height="10">' +
+    `<polyline points="1,5 25,5" stroke-dasharray="${DASHES[dash]}" style="stroke:${color}"/></svg>`;
 
   // The numbers of a view, a row a method; a bar goes with the first number.
   function numbers({ head, body, bars }) {

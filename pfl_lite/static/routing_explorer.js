@@ -44,10 +44,10 @@
     return { same: mean(same), other: mean(other) };
   }
 
-  // From the record {blocks, groups, colours, rounds, logits [rounds][clients][decisions], measures} and the settings
+  // From the record {blocks, groups, colors, rounds, logits [rounds][clients][decisions], measures} and the settings
   // {at, kind, draw, width} to {found, measures, svg, sentence}.
   function view(record, { at, kind, draw, width }) {
-    const { blocks, groups, colours, rounds, logits, measures } = record;
+    const { blocks, groups, colors, rounds, logits, measures } = record;
     const uniform = generator(draw);
     const found = logits[at].map((own) =>
       routes(blocks, own.map((each) => Number(kind === "draw" ? uniform() < sigmoid(each) : each > 0)), own));
@@ -65,7 +65,7 @@
       const [left, top] = [(place % columns) * w, Math.floor(place / columns) * h];
       const x = (l) => left + 22 + (l * (w - 44)) / blocks.length;
       const y = (l, j) => top + 30 + ((j + 0.5) * (h - 40)) / (blocks[l] ?? 1);
-      parts.push(`<g style="--dot:${colours[i]}"><text x="${left + 10}" y="${top + 16}">client ${i}, group ${groups[i]}</text>`);
+      parts.push(`<g style="--dot:${colors[i]}"><text x="${left + 10}" y="${top + 16}">client ${i}, group ${groups[i]}</text>`);
       edges(blocks).forEach(({ layer, to, from }, e) => {
         const { active } = found[i];
         const live = found[i].bits[e] && active[layer - 1][from] && (layer === blocks.length || active[layer][to]);

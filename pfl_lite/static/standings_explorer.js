@@ -4,7 +4,7 @@
   "use strict";
   const { safe, fixed, drawing, items, start } = typeof document === "undefined" ? require("./explorer.js") : pflExplorer;
 
-  // From the record [{name, rounds, methods: [{name, colour, paper, scores [rounds], level [rounds]}], tau [rounds],
+  // From the record [{name, rounds, methods: [{name, color, paper, scores [rounds], level [rounds]}], tau [rounds],
   // gap [rounds]}] and the settings {setting, at, width} to {order, shown, svg, sentence}; `order` names the methods, best first.
   function view(record, { setting, at, width }) {
     const { rounds, methods, tau, gap } = record[setting];
@@ -27,12 +27,12 @@
       parts.push(`<line x1="${x(tick)}" x2="${x(tick)}" y1="${top - 8}" y2="${bottom}"/>` +
         `<text class="middle" x="${x(tick)}" y="${top - 13}">${tick}%</text>`);
     order.forEach((one, place) => {
-      const [y, ours, theirs, paint] = [top + row * (place + 0.5), x(one.scores[at]), x(one.paper), `stroke:${one.colour}`];
+      const [y, ours, theirs, paint] = [top + row * (place + 0.5), x(one.scores[at]), x(one.paper), `stroke:${one.color}`];
       parts.push(`<g><title>${safe(one.name)}: ${fixed(one.scores[at], 1)}%, in the paper ${fixed(one.paper, 1)}%</title>` +
         `<text class="end name" x="${left - 12}" y="${y + 4}">${safe(one.name)}</text>` +
         `<line style="${paint}" x1="${ours}" x2="${theirs}" y1="${y}" y2="${y}"/>` +
         `<path class="cross" style="${paint}" d="M${theirs - 5} ${y - 5}l10 10m0 -10l-10 10"/>` +
-        `<circle style="${paint};fill:${one.level[at] ? one.colour : "var(--paper)"}" cx="${ours}" cy="${y}" r="7"/></g>`);
+        `<circle style="${paint};fill:${one.level[at] ? one.color : "var(--paper)"}" cx="${ours}" cy="${y}" r="7"/></g>`);
     });
     const sentence = `round ${rounds[at]}: ${order.map((one) => `${one.name} ${fixed(one.scores[at], 1)}%`).join(", ")}; ` +
       shown.slice(1).map(([name, value]) => `${name} ${value}`).join(", ");

@@ -7,16 +7,16 @@
 
   const dark = () => document.documentElement.dataset.theme === "dark" || document.body.dataset.jpThemeLight === "false";
   // The color of an office for lines on the page's ground, and the one for words on its own color.
-  const line = (office) => (dark() ? office.dark : office.colour);
-  const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const line = (office) => (dark() ? office.dark : office.color);
+  const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   // The color of a method: on a dark ground half-way to white.
-  const lit = (colour) => (dark() ? `rgb(${channels(colour).map((value) => Math.round((value + 255) / 2)).join(",")})` : colour);
-  function inkOn(colour) {
-    const [r, g, b] = channels(colour).map((value) => (value / 255) ** 2.2);
+  const lit = (color) => (dark() ? `rgb(${channels(color).map((value) => Math.round((value + 255) / 2)).join(",")})` : color);
+  function inkOn(color) {
+    const [r, g, b] = channels(color).map((value) => (value / 255) ** 2.2);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111111" : "#ffffff";
   }
-  const dot = ({ name, colour }) =>
-    `<span class="dot" title="${name}" style="background:${colour};color:${inkOn(colour)}">${name[0]}</span>`;
+  const dot = ({ name, color }) =>
+    `<span class="dot" title="${name}" style="background:${color};color:${inkOn(color)}">${name[0]}</span>`;
 
   // A slider in its label; `words` makes the value readable.
   const slider = (name, title, { min, max, step, value }) =>

@@ -92,12 +92,12 @@
       });
       bowls.forEach(({ optimum }, i) => {
         const [x, y] = at(optimum);
-        const { name, colour } = offices[i];
+        const { name, color } = offices[i];
         parts.push(`<g class="office" tabindex="0" role="button" data-office="${i}" aria-label="${name}, lowest at ` +
-          `${optimum.map((one) => one.toFixed(1)).join(", ")}; arrow keys move it"><circle cx="${x}" cy="${y}" r="${15 * big}" fill="${colour}" ` +
+          `${optimum.map((one) => one.toFixed(1)).join(", ")}; arrow keys move it"><circle cx="${x}" cy="${y}" r="${15 * big}" fill="${color}" ` +
           `stroke="${line(offices[i])}" stroke-width="2" class="${i === chosen ? "chosen" : ""}"/>` +
           `<text x="${x}" y="${y + 5.5 * big}" text-anchor="middle" font-size="${16 * big}" font-weight="700" ` +
-          `style="fill:${inkOn(colour)}">${name[0]}</text></g>`);
+          `style="fill:${inkOn(color)}">${name[0]}</text></g>`);
       });
       now.server(state).forEach((model, j, all) => {
         const [x, y] = at(model);
