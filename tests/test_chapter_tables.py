@@ -162,16 +162,14 @@ def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     assert f"rgba({pages.ABOVE},{pages.STRONG})" in html and f"rgba({pages.BELOW},{pages.PALE})" in html
 
 
-def test_evidence_is_a_number_and_a_list_whose_end_is_folded() -> None:
-    def cell(note: str) -> str:
-        found = pages.verdicts([ClaimResult("points", "held", value=2.0, note=note)]).to_html()
-        return re.search(r"<td[^>]*>(points: 2.*?)</td>", found, re.DOTALL)[1]
+def test_evidence_is_a_number_and_a_folded_list() -> None:
+    def cell(note: str, statistic: str = "floats") -> str:
+        found = pages.verdicts([ClaimResult(statistic, "held", value=2.0, note=note)]).to_html()
+        return re.search(rf"<td[^>]*>({statistic.partition(',')[0]}: 2.*?)</td>", found, re.DOTALL)[1]
 
-    assert cell("") == "points: 2"
-    assert cell("a < b; c") == "points: 2<ul><li>a &lt; b</li><li>c</li></ul>"
-    assert "details" not in cell("a; b; c; d"), "one line is not worth a fold"
-    shown, folded = cell("a; b; c; d; e").split("<details><summary>2 more</summary>")
-    assert shown.endswith("<li>c</li></ul>") and folded == "<ul><li>d</li><li>e</li></ul></details>"
+    assert cell("") == "floats: 2" and cell("", "gain, points") == "gain: 2 points"
+    shown, folded = cell("a < b; c").split("<details><summary>details</summary>")
+    assert shown == "floats: 2" and folded == "<ul><li>a &lt; b</li><li>c</li></ul></details>"
 
 
 @pytest.mark.parametrize("columns", [["x", "y"], pd.MultiIndex.from_product([["one"], ["x", "y"]])])

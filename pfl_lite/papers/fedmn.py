@@ -471,7 +471,7 @@ def tuning(name: str, helps: bool) -> list[Link]:
 def of_table2(suffix: str, where: str, names: tuple[str, ...], own: str = "fedmn") -> None:
     """M1, M2 and M8 on some data sets; `own`: FedMN's row, of those that stand in for the paper's the one whose router works."""
     group = "fedmn-table2" if len(names) == 4 else table2(names[0])
-    ours = where if own == "fedmn" else f"{where}; FedMN's row is 'product of the codes, centered'"
+    ours = where if own == "fedmn" else f"{where}, and the router repaired ('product of the codes, centered')"
     linked(
         f"M1{suffix}",
         group,

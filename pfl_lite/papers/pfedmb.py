@@ -567,15 +567,15 @@ def in_steps(leads: Array, step: int) -> Estimate:
     "B2",
     "pfedmb-table1",
     CHAIN[:3],
-    "Five pairs: pFedMB (eq. 5) reaches 99% of its own final accuracy sooner than eq. 6 and than FedAvg, in rounds for good, in "
-    "rounds for the first time, and in local work, counted in units of E epochs (Fig. 4; the curve after fine-tuning decides "
-    "where every run kept it)",
+    "Five pairs: pFedMB (eq. 5) reaches 99% of its own final accuracy sooner than eq. 6 and FedAvg: for good, for the first "
+    "time, and in local work (Fig. 4)",
 )
 def faster(runs: Runs, level: float) -> ClaimResult:
     """How much later each of the others is at 99% of its own last value, three ways, of the rounds that all runs have.
 
-    pFedMB's clients train 2 E epochs a round, the others E, so that its lead in rounds is no lead in work. A last look at a rate
-    of its own, which only the runs that end there have, is no point of a curve.
+    The curve after fine-tuning decides where every run kept it. Work counts in units of E epochs: pFedMB's clients train 2 E
+    epochs a round, the others E, so that its lead in rounds is no lead in work. A last look at a rate of its own, which only
+    the runs that end there have, is no point of a curve.
     """
 
     def point(entry: dict[str, Any], quantity: str) -> bool:

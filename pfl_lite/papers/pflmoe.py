@@ -189,8 +189,8 @@ for suffix, (where, names) in SCOPES.items():
     )
     claimed(
         f"E4{suffix}",
-        f"CIFAR-10 in {'the three settings with LeNet-5' if suffix else 'all six settings'}: PFL-MF is below PFL-FB in the local "
-        "test, except with LeNet-5 and alpha = 2 (Table I)",
+        f"CIFAR-10{' with LeNet-5' if suffix else ' in all six settings'}: PFL-MF is below PFL-FB in the local test, except "
+        f"{'at' if suffix else 'with LeNet-5 and'} alpha = 2 (Table I)",
         [
             *ahead(
                 [name for name in names if name in CIFAR and name != BUT], "pfl_fb", "pfl_mf", measure=LOCAL

@@ -348,7 +348,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             raise NotTestable(
                 f"not decidable: {', '.join(idle)} did not train (no better than guessing)"
                 if idle
-                else "the runs that are there make no whole comparison"
+                else "no comparison has all its runs yet"
             )
         found = [(link, link.value(runs)) for link in known]
         weakest, one = min(found, key=lambda part: promise(part[1], part[0].above))
@@ -357,10 +357,9 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         held = sum(p < level for p in above)
         against = holm([part.p_below(link.above) for link, part in found] + unseen)
         refuted = [link for link, p in zip(known, against, strict=False) if p < level]
-        note = (
-            f"weakest: {weakest}, {weakest.measure.replace('_', ' ')}; "
-            f"{held} of {len(links)} hold, {len(refuted)} fail"
-        )
+        note = f"{weakest}, {weakest.measure.replace('_', ' ')}"
+        if len(links) > 1:
+            note = f"weakest: {note}; {held} of {len(links)} hold, {len(refuted)} fail"
         if untested := len(links) - len(there):
             note += f", {untested} cannot be tested yet"
         if idle:

@@ -27,7 +27,6 @@ DARKEST, FULL_AT = 0.6, 6.0  # opacity of the strongest shade, and the points of
 VERDICTS = {"held": ABOVE, "failed": BELOW}
 STRONG, PALE = 0.4, 0.15  # opacity of a verdict's shade, the second where it rests on one seed
 NOT_RUN = "–"
-SEEN = 3  # remarks beside a claim's number that are not folded
 BALANCED = ("fashion_mnist", "cifar10", "cifar100")  # as many images of every class, in training and in test
 
 
@@ -283,7 +282,7 @@ def _cell(mean: float, sd: float, few: bool) -> str:
 def verdicts(results: Sequence[ClaimResult]) -> Styler:
     """Claims with verdict, statistic and interval, the verdict colored; three columns, so that a narrow page shows them.
 
-    The evidence is a number and, below it, a list of remarks; of a long one the end is folded.
+    The evidence is a number, which everyone reads, and remarks for those who check it, which are folded.
     """
     shown = pd.DataFrame(
         {
@@ -305,24 +304,21 @@ def verdicts(results: Sequence[ClaimResult]) -> Styler:
 
 
 def _listed(evidence: object) -> str:
-    """Remarks as HTML: the first as a line, the others as a list below it, whose end is folded where it is long."""
+    """Remarks as HTML: the first as a line, the others as a folded list below it."""
     first, *others = map(escape, str(evidence).split("; "))
-    shown, folded = (others, []) if len(others) <= SEEN + 1 else (others[:SEEN], others[SEEN:])
-    more = f"<details><summary>{len(folded)} more</summary>{_items(folded)}</details>" if folded else ""
-    return first + _items(shown) + more
-
-
-def _items(remarks: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{one}</li>' for one in remarks)}</ul>" if remarks else ""
+    items = "".join(f"<li>{one}</li>" for one in others)
+    return first + (f"<details><summary>details</summary><ul>{items}</ul></details>" if others else "")
 
 
 def _statistic(result: ClaimResult) -> str:
-    """A claim's number with its interval, and the bound if it is not 0: `difference, points: 0.2 [-0.2, 0.6], bound 1`."""
+    """A claim's number with its interval, and the bound if it is not 0: `difference: 0.2 points [-0.2, 0.6], bound 1`."""
     if result.value is None:
         return ""
     interval = "" if result.interval is None else " [{:.2f}, {:.2f}]".format(*result.interval)
     bound = f", bound {result.threshold:g}" if result.threshold else ""
-    return f"{result.statistic}: {result.value:.3g}{interval}{bound}"
+    what = result.statistic.removesuffix(", points")
+    unit = " points" if what != result.statistic else ""
+    return f"{what}: {result.value:.3g}{unit}{interval}{bound}"
 
 
 def costs(*names: str, ledger: Ledger | None = None) -> pd.DataFrame:
