@@ -315,7 +315,7 @@ def _statistic(result: ClaimResult) -> str:
     if result.value is None:
         return ""
     interval = "" if result.interval is None else " [{:.2f}, {:.2f}]".format(*result.interval)
-    bound = f", bound {result.threshold:g}" if result.threshold else ""
+    bound = f", bound {result.threshold:.3g}" if result.threshold else ""
     what = result.statistic.removesuffix(", points")
     unit = " points" if what != result.statistic else ""
     return f"{what}: {result.value:.3g}{unit}{interval}{bound}"
