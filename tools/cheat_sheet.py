@@ -39,20 +39,20 @@ EQUATIONS = {
     "pfedhn": r"\theta_i = h(e_i; \varphi)",
     "fedmn": r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
 }
-TITLES = "Method", "Shared", "Its own", "The knob", "Cost per office and round", "The line that differs"
+TITLES = "Method", "Shared", "Its own", "The knob", "Cost per office and round", "The formula"
 INTRO = """\
 # Cheat sheet
 
-Every method of this book in one line: what the offices share, what each has of its own, what to turn first,
-what a round costs, and the line in which it differs. The letters are those of {{doc}}`notation` and of the linked chapters;
-pictures are on the [map](map-of-methods). `make sheet` writes it as one page of A4 in PDF.
+Each method of this book has one row: what the offices share, what each keeps as its own, which knob to turn first,
+what a round costs, and its characteristic formula. {{doc}}`notation` and the linked chapters explain the letters;
+the [map](map-of-methods) has pictures. To print the sheet on one page of A4, type `make sheet`.
 
 :::{{div}} sheet
 {table}
 :::
 
-**First** run Local, FedAvg and FedAvg with fine-tuning ([What to try first](what-to-try-first)). Compare in pairs, client by
-client, with an interval, on seeds that differ ([One model or many](one-model-or-many)).
+**First** run Local, FedAvg and FedAvg with fine-tuning ([What to try first](what-to-try-first)). Compare them in pairs, client by
+client, over several seeds, with an interval ([One model or many](one-model-or-many)).
 """
 STYLE = """
 @page { size: A4 landscape; margin: 7mm } body { margin: 0; font: 9pt/1.15 system-ui, sans-serif; color: #1f2937 }

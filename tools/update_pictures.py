@@ -34,9 +34,10 @@ parts are the same for all, and parts in an office's color belong to that office
 :figclass: large
 
 All methods on one sheet. What to see: how much of each card is blue, how much has an office's color, and how much is hatched. A
-click enlarges it; on a phone, swipe, and a tap shows the whole sheet. Open
-{{download}}`the picture <{folder}/map-of-methods.svg>` to zoom in, or print it: `make map` writes it as one A3 page in PDF.
+click enlarges it; on a phone, swipe, or tap to see it whole.
 ```
+
+To print it, download {{download}}`the picture <{folder}/map-of-methods.svg>`, or type `make map` for one A3 page in PDF.
 
 ## The same as a table, with the costs
 

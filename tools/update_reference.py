@@ -99,19 +99,19 @@ DATASETS_LEAD = """\
 # Data sets
 
 **Which images should you start with?** With `digits` a run takes seconds. With `glyphs` clients can differ in their
-handwriting. The papers' tables need CIFAR-10, CIFAR-100, Fashion-MNIST or EMNIST. Every teaching chapter runs on the first
-three data sets, which need no download.
+handwriting. Every teaching chapter runs on the first three data sets below, which need no download. The papers' tables need
+CIFAR-10, CIFAR-100, Fashion-MNIST or EMNIST.
 
 {overview}
 
 On the command line, `pfl-lite datasets` prints this list, and `NAME:0.1` means a random tenth of a data set, always the
 same one.
 
-The repository contains no image of any data set. A data set that is downloaded is converted to one `.npz` file in the data
-folder, which is `$PFL_LITE_DATA`, or `~/.cache/pfl_lite` if that is not set. If the file is there already, nothing is
-downloaded. So on a machine without a network, you can put it there yourself: it holds `train_images` and `test_images`
-(`uint8`), and `train_labels` and `test_labels` (integers). Such a file may have the images of a class in another order than
-the published archives, or another split into training and test images. The same seed then gives a client other images, but
+A downloaded data set is kept as one `.npz` file in the data
+folder: `$PFL_LITE_DATA`, or `~/.cache/pfl_lite` if that is not set. On a machine without a network, put the file
+there yourself: it holds `train_images` and `test_images`
+(`uint8`), and `train_labels` and `test_labels` (integers). If your file has the images in another order than
+the published archives, the same seed gives a client other images, but
 as many of each class.
 
 To train on images of your own instead, see [Your own method, your own data](sec-own-data).
