@@ -123,7 +123,9 @@ def setting_hint(error: Exception, words: list[str]) -> str | None:
         named = next((one for word in words if (one := word.partition(":")[0]) in owners), owners[0])
         return f"{name} is a setting of {', '.join(owners)}: write {named}:{name}=..."
     if "set_" in options:
-        return f"{name} is a setting of {', '.join(owners)}: use --set {name}=..."
+        asked = next((one for word in words if (one := word.partition(":")[0]) in METHODS), owners[0])
+        how = f": use --set {name}=..." if asked in owners else f", not of {asked}"
+        return f"{name} is a setting of {', '.join(owners)}{how}"
     return None
 
 

@@ -261,9 +261,13 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     own = {name: value for name, value in settings.items() if name not in KINDS}
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
-        its = [f.name for f in fields(kind)]
-        listed = f"its own: {', '.join(its) or 'none'}; `pfl-lite run --help` lists those of every run"
-        raise unknown(f"setting of {kind.name}", sorted(strange)[0], [*its, *KINDS], listed)
+        its, name = [f.name for f in fields(kind)], sorted(strange)[0]
+        owners = [one.name for one in METHODS.values() if name in one.__dataclass_fields__]
+        others = f"{name} is a setting of {', '.join(owners)}; " if owners else ""
+        listed = (
+            f"its own: {', '.join(its) or 'none'}; {others}`pfl-lite run --help` lists those of every run"
+        )
+        raise unknown(f"setting of {kind.name}", name, [*its, *KINDS], listed)
     if isinstance(method, str):
         method = make_method(method, **own)
     elif own:

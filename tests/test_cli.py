@@ -481,6 +481,8 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "ditto", "--set", "LAM=1"], "did you mean lam? (its own: "),
         (["run", "fedavg", "--data", "cifar"], "did you mean cifar10"),
         (["run", "fedavg", "--model", "lnet"], "did you mean lenet"),
+        (["run", "fedavg", "--model", "resnet18"], "register adds your own in a script"),
+        (["run", "fedavg", "--set", "mu=1"], "(its own: weights; mu is a setting of fedprox, moon; "),
         (["run", "pfedmb", "--set", "branchs=2"], "did you mean branches"),
         (["run", "pfedmb", "--set", "branches"], "--set takes name=value"),
         (["run", "fedavg", "--lr", "1", "--set", "lr=3"], "lr is given twice"),
@@ -603,6 +605,8 @@ def test_a_method_s_settings_are_explained() -> None:
 def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None:
     said = refused("run", "pfedme", "--lam", "3")
     assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto: use --set lam=...\n"
+    said = refused("run", "fedavg", "--lam", "3")
+    assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto, not of fedavg\n"
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
     for wrong in (
         ("run", "fedavg", "--batch_size", "8"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,8 +94,14 @@ def auto_network(name: str, data: str, size: int | None = None) -> str:
             return "lenet"
         return "small_cnn" if size >= NETWORKS["small_cnn"].least else "mlp"
     if name not in NETWORKS:
-        raise unknown("model", name, [*NETWORKS, "auto"])
+        raise unknown_model(name, [*NETWORKS, "auto"])
     return name
+
+
+def unknown_model(name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that no network has."""
+    own = "register adds your own in a script: see *Your own method, your own data*"
+    return unknown("model", name, known, f"valid: {', '.join(sorted(known))}; {own}")
 
 
 def make_network(
@@ -113,7 +119,7 @@ def make_network(
         InputError: an unknown name, images of a size that the network cannot take, or a network of one's own that does not work.
     """
     if name not in NETWORKS:
-        raise unknown("model", name, NETWORKS)
+        raise unknown_model(name, NETWORKS)
     spec = NETWORKS[name]
     if spec.size is not None and size != spec.size:
         raise InputError(f"model '{name}' takes {spec.size}x{spec.size} images, but these are {size}x{size}")
