@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRESS = re.compile(r"(reading sources|writing output)\.\.\. *\[ *(\d+)%\]")
+PROGRESS = re.compile(r"(reading sources|writing output|highlighting module code)\.\.\. *\[ *(\d+)%\]")
 REMOTE = re.compile(
     r"(?:https://|ssh://git@|git@)((?:github|gitlab)\.com)[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?"
 )
