@@ -16,6 +16,7 @@ if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))';
   rm -rf "$folder"  # which the next try would take as it is
   exit 2
 fi
+echo "Once the packages are installed, uv compiles them: it prints nothing for a minute, or for several on a busy machine"
 export VIRTUAL_ENV=$PWD/$folder
 # Compiled once, here: every command, worker and kernel starts in half the time, also where Python may not write beside its sources.
 if [ "$versions" = locked ]; then
