@@ -125,3 +125,4 @@ clean: ## remove everything built, keep the environment
 
 distclean: clean ## remove the environments and downloaded tools as well
 	rm -rf .venv .venv-newest .tools
+	@echo "uv's cache (~/.cache/uv, about 6 GB on Linux) is still there, for the next environment; delete it if you need the space"
