@@ -103,6 +103,11 @@ def test_lists_without_val_and_test_are_a_partition_and_say_their_number(tmp_pat
     path.write_text("{}")
     with pytest.raises(InputError, match=r"holds no partition \(it lacks clients\)"):
         load_partition(str(path))
+    for wrong, right in (("client", "clients"), ("groups", "group"), ("label", "labels")):
+        path.write_text(json.dumps({"clients": [{"train": [0]}], "source": "ours"} | {wrong: []}))
+        said = rf"unknown key '{wrong}': did you mean {right}( or \w+)?\? \(valid: clients, group, images, labels\)"
+        with pytest.raises(InputError, match=rf"clients\.json holds no partition \({said}\)"):
+            load_partition(str(path))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ always tested on the kind of images it was trained on.  Where training and test 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 import re
@@ -428,7 +429,10 @@ def _content(path: str) -> bytes:
 
 def _from_json(content: bytes) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` from the lists of a `.json`; raises ValueError for other files."""
-    found = read_json(content)
+    found, known = read_json(content), {"clients", *_MORE}
+    for key in sorted(found.keys() - known) if isinstance(found, dict) else ():
+        if difflib.get_close_matches(key, known, cutoff=0.8):  # others say where the clients come from
+            raise unknown("key", key, known)
     if fault := _LISTED(found):
         raise ValueError(fault[1:] if fault.startswith("/") else f"it{fault}")
     empty: dict[str, list[int]] = {"val": [], "test": []}
