@@ -24,9 +24,11 @@ from pfl_lite.papers.statement import by_unit, estimate
 
 OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
-
-
 LONGEST = 200  # letters of a row's name in a file's name
+
+
+Files = dict[tuple[str, int], tuple[Path, Path]]
+"""Row and seed -> files of a run's report and checkpoint."""
 
 
 class Row(NamedTuple):
@@ -83,63 +85,74 @@ def compare(
         raise InputError(f"on must be test or val, not {on!r}")
     for seed in numbers:
         make_config("local", seed=seed)
+    shared = settings | {"federation": federation, "workers": workers}
+    with locked(keep, inside=True):
+        files = _checked(rows, numbers, on, keep, shared)
+        return _trained(rows, numbers, on, files, shared)
+
+
+def _checked(
+    rows: list[Row], seeds: list[int], on: str, keep: Path | str | None, shared: dict[str, Any]
+) -> Files:
+    """The files of each run, none if nothing is kept; raises an InputError for what cannot be, before any run starts."""
+    with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
+        for row in rows:
+            sim = prepared(row.method, **shared | row.own, seed=seeds[0])
+            if not any(getattr(sim.history, f"{on}_sizes")):
+                images = {"test": "test", "val": "validation"}[on]
+                raise InputError(f"no client has {images} images: there is nothing to compare on")
+        files = {} if keep is None else _files(keep, rows, seeds)
+        for row, seed in product(rows, seeds) if files else ():
+            report_file, checkpoint = files[row.name, seed]
+            if checkpoint.exists():
+                prepared(row.method, **shared | row.own, seed=seed).load(checkpoint)
+            elif report_file.exists():
+                raise InputError(
+                    f"{report_file} is there without its checkpoint: delete it, or keep these runs in another folder"
+                )
+            check_writable(report_file)
+    return files
+
+
+def _trained(
+    rows: list[Row], seeds: list[int], on: str, files: Files, shared: dict[str, Any]
+) -> pd.DataFrame:
+    """The table, from runs that are trained one after another."""
     first: np.ndarray | None = None
     table = []
-    with locked(keep, inside=True):
-        with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
-            for row in rows:
-                sim = prepared(row.method, federation, workers, **(settings | row.own), seed=numbers[0])
-                if not any(getattr(sim.history, f"{on}_sizes")):
-                    images = {"test": "test", "val": "validation"}[on]
-                    raise InputError(f"no client has {images} images: there is nothing to compare on")
-            files = {} if keep is None else _files(keep, rows, numbers)
-            for row, seed in product(rows, numbers) if files else ():
-                report_file, checkpoint = files[row.name, seed]
-                if checkpoint.exists():
-                    prepared(row.method, federation, workers, **(settings | row.own), seed=seed).load(
-                        checkpoint
-                    )
-                elif report_file.exists():
-                    raise InputError(
-                        f"{report_file} is there without its checkpoint: delete it, or keep these runs in another folder"
-                    )
-                check_writable(report_file)
-        for at, row in enumerate(rows):
-            scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
-            for seed in numbers:
-                started = time.perf_counter()
-                its = settings | row.own | {"seed": seed}
-                if kept := files.get((row.name, seed)):
-                    its |= {"checkpoint": kept[1]}
-                sim = run(row.method, federation=federation, workers=workers, **its)
-                metric, report = sim.history.metric, sim.report()
-                if kept:
-                    write_json(kept[0], report)
-                scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
-                held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
-                held[-1][sim.history.unseen] = False  # newcomers are another question
-                took, ended = time.perf_counter() - started, at * len(numbers) + len(scores)
-                print(
-                    f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
-                    f"run {ended} of {len(rows) * len(numbers)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            own, there = np.array(scores), np.array(held)  # [seeds, clients]
-            found = {metric: _mean(own[there])}
-            if first is None:
-                first = own
-            else:
-                paired = by_unit(np.where(there, 0.0, np.nan), report)
-                lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
-                found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
-            table.append(found)
+    for at, row in enumerate(rows):
+        scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
+        for seed in seeds:
+            started = time.perf_counter()
+            kept = files.get((row.name, seed))
+            sim = run(row.method, **shared | row.own, seed=seed, checkpoint=kept and kept[1])
+            metric, report = sim.history.metric, sim.report()
+            if kept:
+                write_json(kept[0], report)
+            scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
+            held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
+            held[-1][sim.history.unseen] = False  # newcomers are another question
+            took, ended = time.perf_counter() - started, at * len(seeds) + len(scores)
+            print(
+                f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
+                f"run {ended} of {len(rows) * len(seeds)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        own, there = np.array(scores), np.array(held)  # [seeds, clients]
+        found = {metric: _mean(own[there])}
+        if first is None:
+            first = own
+        else:
+            paired = by_unit(np.where(there, 0.0, np.nan), report)
+            lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
+            found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
+        table.append(found)
     columns = [metric, "difference", "low", "high"]
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
 
 
-def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> dict[tuple[str, int], tuple[Path, Path]]:
-    """Row and seed -> files of a run's report and checkpoint."""
+def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> Files:
     files = {}
     for row, seed in product(rows, seeds):
         name = re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST]
