@@ -54,17 +54,16 @@ def decode(words: str) -> np.ndarray:
     return np.array([np.nan if one == "---" else int(one, 36) / 100 for one in each])
 
 
-def worst_tenth(accuracies: ArrayLike) -> float:
-    """The mean of the lowest tenth of the clients' accuracies (of ceil(n / 10) clients); NaN without any accuracy."""
-    some = np.sort(np.asarray(accuracies, dtype=float))
-    some = some[~np.isnan(some)]
-    return float(some[: -(-len(some) // 10)].mean()) if len(some) else np.nan
-
-
 def mean(accuracies: ArrayLike) -> float:
     """The mean of the clients' accuracies; NaN without any accuracy."""
     some = np.asarray(accuracies, dtype=float)
     return np.nan if np.isnan(some).all() else float(np.nanmean(some))
+
+
+def worst_tenth(accuracies: ArrayLike) -> float:
+    """The mean of the lowest tenth of the clients' accuracies (of ceil(n / 10) clients); NaN without any accuracy."""
+    some = np.sort(np.asarray(accuracies, dtype=float))  # NaN comes last
+    return mean(some[: -(-np.count_nonzero(~np.isnan(some)) // 10)])
 
 
 _OVER_CLIENTS = {"mean": mean, "worst_tenth": worst_tenth}  # of SUMMARIES
