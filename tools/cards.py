@@ -386,24 +386,22 @@ def _patterns() -> str:
     ) + "</defs>"  # fmt: skip
 
 
-def _box(
-    piece: Piece, colors: Sequence[str], x: float, y: float, width: float, height: float = 27
-) -> Iterator[str]:
+def _box(piece: Piece, colors: Sequence[str], x: float, y: float, width: float) -> Iterator[str]:
     """A piece, in as many colors as it has owners side by side."""
     part = width / len(colors)
     for number, color in enumerate(colors):
         fill = f"url(#{_hatch(color)})" if piece.travels else color
         yield (
-            f'<rect x="{x + number * part:g}" y="{y:g}" width="{part:g}" height="{height:g}" rx="6" fill="{fill}" '
+            f'<rect x="{x + number * part:g}" y="{y:g}" width="{part:g}" height="27" rx="6" fill="{fill}" '
             f'stroke="{color}" stroke-width="1.5"/>'
         )
     # A plate under the words, so that they read on hatching and on every color.
     plate = min(9.4 * len(piece.label) + 12, width - 8)
     yield (
-        f'<rect x="{x + (width - plate) / 2:g}" y="{y + 4:g}" width="{plate:g}" height="{height - 8:g}" rx="4" fill="#ffffff" '
+        f'<rect x="{x + (width - plate) / 2:g}" y="{y + 4:g}" width="{plate:g}" height="19" rx="4" fill="#ffffff" '
         'fill-opacity="0.94"/>'
     )
-    yield _text(x + width / 2, y + height / 2 + 5.5, piece.label, 15.5, weight=600, anchor="middle")
+    yield _text(x + width / 2, y + 19, piece.label, 15.5, weight=600, anchor="middle")
 
 
 def _server(card: Card) -> Iterator[str]:
