@@ -43,11 +43,7 @@ class Part:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        federation: Federation,
-        *,
-        mapping: Callable[..., Mapping] | None = None,
+        self, config: RunConfig, federation: Federation, *, mapping: Callable[..., Mapping] | None = None
     ) -> None:
         self.config, self.federation, self.method = config, federation, config.method
         self.network: Network = make_network(
@@ -85,7 +81,10 @@ class Part:
                     f"{config.clients} clients, not {list(rows.shape)}: stack(own, clients) makes them"
                 )
         self.everyone = torch.arange(config.clients, device=config.device)
-        self.unseen = held_out_clients(config)
+        drawn = generator(config.seed, "unseen clients").choice(config.clients, config.unseen, replace=False)
+        self.unseen = (
+            torch.from_numpy(drawn).to(config.device).sort().values
+        )  # they never take part in training
         self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
 
     def sample(self, number: int) -> Tensor:
@@ -278,12 +277,6 @@ def finite(ids: Tensor, *answers: Params) -> Tensor:
     for t in (t for answer in answers for t in answer.values() if t.numel()):
         whole &= t.isfinite().reshape(len(ids), -1).all(1)
     return whole
-
-
-def held_out_clients(config: RunConfig) -> Tensor:
-    """Sorted ids of the `unseen` clients, which never take part in training, drawn uniformly."""
-    drawn = generator(config.seed, "unseen clients").choice(config.clients, config.unseen, replace=False)
-    return torch.from_numpy(drawn).to(config.device).sort().values
 
 
 def described(federation: Federation) -> dict[str, Any]:

@@ -216,36 +216,29 @@ class Round(NamedTuple):
         return generator(self.seed, purpose, self.number)
 
 
-ONE = {
-    "aggregate": "the server's new state",
-    "personal": "the model that is scored",
-    "download": "what goes down",
+HOOKS = {
+    "aggregate": (1, "the server's new state"),
+    "personal": (1, "the model that is scored"),
+    "download": (1, "what goes down"),
+    "init": (2, "what the server and what the clients keep"),
+    "local": (2, "what goes up and what the client keeps"),
+    "inspect": (2, "the server's model and what to see of the clients' states"),
 }
-"""Hooks that answer with one dict."""
-PAIRS = {
-    "init": "what the server and what the clients keep",
-    "local": "what goes up and what the client keeps",
-    "inspect": "the server's model and what to see of the clients' states",
-}
-"""Hooks that answer with two dicts."""
+"""Hooks that answer with one dict, or with two, and of what."""
 
 
 def of_dicts(hook: str, answer: Callable[..., Any]) -> Callable[..., Any]:
     """A method's hook that raises an InputError where its answer is not one dict, or two."""
+    number, what = HOOKS[hook]
 
     @wraps(answer)
     def checked(self: Method, *args: Any, **kwargs: Any) -> Any:
         given = answer(self, *args, **kwargs)
-        if hook in ONE and not isinstance(given, dict):
-            raise InputError(
-                f"{type(self).__name__}.{hook} must return a dict of tensors, {ONE[hook]}, not {type(given).__name__}"
-            )
-        if hook in PAIRS and not (
-            isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, dict) for one in given)
-        ):
-            raise InputError(
-                f"{type(self).__name__}.{hook} must return two dicts of tensors, {PAIRS[hook]} ({{}} for nothing)"
-            )
+        dicts = given if number == 2 and isinstance(given, tuple) else (given,)
+        if len(dicts) != number or not all(isinstance(one, dict) for one in dicts):
+            one = f"a dict of tensors, {what}, not {type(given).__name__}"
+            wanted = one if number == 1 else f"two dicts of tensors, {what} ({{}} for nothing)"
+            raise InputError(f"{type(self).__name__}.{hook} must return {wanted}")
         return given
 
     return checked
@@ -337,7 +330,7 @@ class Method:
             cls.name = cls.__name__.lower()
         if "personal" in vars(cls) and "traits" not in vars(cls):
             cls.traits = cls.traits._replace(one_model=False)
-        for hook in (ONE | PAIRS).keys() & vars(cls).keys():
+        for hook in HOOKS.keys() & vars(cls).keys():
             setattr(cls, hook, of_dicts(hook, vars(cls)[hook]))
 
     def __post_init__(self) -> None:

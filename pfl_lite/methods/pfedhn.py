@@ -85,7 +85,7 @@ class PFedHN(Method):
         return {name: w - trained[name] for name, w in received.items()}, client  # delta_i
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
-        own = self.server_parameters(server)
+        own = {name: tensor for name, tensor in server.items() if not name.startswith("velocity/")}
         with torch.enable_grad():
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in own.items()}
             theta = self.generate(leaves, leaves["embedding"][round.ids])  # [S, ...]
@@ -99,10 +99,6 @@ class PFedHN(Method):
             velocity = self.server_momentum * server[f"velocity/{name}"] + step
             moved |= {name: w - self.server_lr * velocity, f"velocity/{name}": velocity}
         return moved
-
-    def server_parameters(self, server: Params) -> Params:
-        """phi and the embeddings, without their momentum."""
-        return {name: tensor for name, tensor in server.items() if not name.startswith("velocity/")}
 
     def personal(self, received: Params, client: Params, work: Work) -> Params:
         return received
