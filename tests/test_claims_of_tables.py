@@ -28,7 +28,7 @@ from pfl_lite.papers.statement import (
     claims_by_name,
     estimate,
     per_client,
-    promise,
+    weakest_first,
 )
 from pfl_lite.papers.statistics import ONE_SEED, ONE_SIDED, Estimate, ranks, widening
 from pfl_lite.results.ledger import Ledger
@@ -563,10 +563,12 @@ def test_a_part_that_tells_nothing_lies_between_those_that_lean() -> None:
     refuted, leaning = Estimate(-5, 1, 9), Estimate(1, 2, 2)
     unknown, on_its_bound = Estimate(3, np.inf, 1), Estimate(0, 0, 2)
     for part in (unknown, on_its_bound):
-        assert promise(refuted, 0) < promise(part, 0) < promise(leaning, 0)
-    assert promise(Estimate(1, 0, 2), 2.0) < promise(refuted, 0)  # surely below
-    assert promise(leaning, 0) < promise(Estimate(3, 0, 2), 2.0)  # surely above
-    assert promise(Estimate(-50, 1, 99), 0) < promise(Estimate(-40, 1, 99), 0)  # both p-values round to 1
+        assert weakest_first(refuted, 0) < weakest_first(part, 0) < weakest_first(leaning, 0)
+    assert weakest_first(Estimate(1, 0, 2), 2.0) < weakest_first(refuted, 0)  # surely below
+    assert weakest_first(leaning, 0) < weakest_first(Estimate(3, 0, 2), 2.0)  # surely above
+    assert weakest_first(Estimate(-50, 1, 99), 0) < weakest_first(
+        Estimate(-40, 1, 99), 0
+    )  # both p-values round to 1
 
 
 @pytest.mark.parametrize(("share", "majority"), [(2, 0.0), (19, 0.2)])

@@ -746,7 +746,7 @@ def sends_b_times(runs: Runs, _: float) -> ClaimResult:
 )
 def tuning_helps_fedavg_more(runs: Runs, level: float) -> ClaimResult:
     """(tuned - before) of FedAvg minus (tuned - before) of pFedMB, paired over pairs of clients and seeds."""
-    gain = {arm: per_client(runs[arm]) - per_client(runs[arm], "final_before_ft") for arm in runs}
+    gain = {arm: per_client(runs[arm]) - per_client(runs[arm], part="final_before_ft") for arm in runs}
     more = estimate(by_unit(gain["fedavg"] - gain["pfedmb"], runs["fedavg"][0]))
     note = ", ".join(f"{arm} gains {some.mean():+.2f}" for arm, some in gain.items())
     return outcome("gain by fine-tuning, FedAvg minus pFedMB, points", more, level, note)

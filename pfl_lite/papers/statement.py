@@ -11,16 +11,7 @@ import pandas as pd
 
 from pfl_lite.errors import InputError
 from pfl_lite.papers.experiment import paper_tables
-from pfl_lite.papers.statistics import (
-    ONE_SIDED,
-    Array,
-    Estimate,
-    combined,
-    holm,
-    two_way,
-    verdict,
-    widening,
-)
+from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, combined, holm, two_way, verdict, widening
 
 PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
 
@@ -83,8 +74,8 @@ class Statement:
 LOOKS = (1, 2, 3, 5)  # seeds that an estimate is told of; two never decide
 LOOKED_AT_TWICE = 0.014
 """The one-sided level where five seeds are planned: looks after three and after five then err in 2.5% together."""
-TWO = "two seeds never decide: each look gives luck a chance"
-FOUR = "of four seeds the first three decide, until there are five"
+TWO_SEEDS = "two seeds never decide: each look gives luck a chance"
+FOUR_SEEDS = "of four seeds the first three decide, until there are five"
 
 
 def looked_at(seeds: int) -> int:
@@ -97,7 +88,7 @@ def level_of(planned: int) -> float:
     return LOOKED_AT_TWICE if planned >= LOOKS[-1] else ONE_SIDED
 
 
-def p_said(p: float, level: float) -> list[str]:
+def p_note(p: float, level: float) -> list[str]:
     """A p-value, if it would decide where there is one look."""
     looks = f", where {level} decides, as there are looks at three and at five seeds" if p >= level else ""
     return [f"p = {p:.2g}{looks}"] if p < ONE_SIDED else []
@@ -108,7 +99,7 @@ def outcome(statistic: str, one: Estimate, level: float, note: str = "", decided
     known = bool(np.isfinite(one.se))
     if not decided:
         decided, p = verdict([one], level), min(one.p_above(), one.p_below())
-        note = "; ".join([note] * bool(note) + p_said(p, level) * (p >= level))
+        note = "; ".join([note] * bool(note) + p_note(p, level) * (p >= level))
     se, interval = (one.se, one.interval) if known else (None, None)
     return ClaimResult(statistic, decided, one.value, se, interval, 0.0, note)
 
@@ -154,25 +145,20 @@ def sentences_of(paper: str) -> Callable[[str, str], Callable[[Callable[[], tupl
     return says
 
 
-def per_client(runs: Sequence[Run], part: str = "final") -> Array:
-    """Test accuracies in percent, [seeds, clients], of `final` or `final_before_ft`."""
+def per_client(runs: Sequence[Run], measure: str = "test_accuracy", part: str = "final") -> Array:
+    """A measure of every client in percent, [seeds, clients], of `final` or `final_before_ft`: test accuracy, or one on all
+    test images."""
     if any(not run.get(part) for run in runs):
         raise NotTestable(f"the runs have no '{part}': they were made without fine-tuning")
-    return 100 * np.array([run[part]["test_accuracy"] for run in runs], dtype=float)
+    name = measure if measure == "test_accuracy" else f"{measure}_clients"
+    if any(name not in run[part] for run in runs):
+        raise NotTestable(f"the runs kept no {measure} of each client")
+    return 100 * np.array([run[part][name] for run in runs], dtype=float)
 
 
 def by_seed(holds: Sequence[bool]) -> str:
     """Held if it is so in every seed, failed if in none, else undecided."""
     return "held" if all(holds) else "undecided" if any(holds) else "failed"
-
-
-def per_client_measure(runs: Sequence[Run], measure: str) -> Array:
-    """A measure of every client in percent, [seeds, clients]: test accuracy, or one on all test images."""
-    if measure == "test_accuracy":
-        return per_client(runs)
-    if any(f"{measure}_clients" not in run["final"] for run in runs):
-        raise NotTestable(f"the runs kept no {measure} of each client")
-    return 100 * np.array([run["final"][f"{measure}_clients"] for run in runs], dtype=float)
 
 
 def seeds_of_all(rows: Iterable[Sequence[Run]]) -> list[int]:
@@ -256,9 +242,9 @@ class Link:
 
     def seeds(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
         """The seeds of the last look, by experiment: the first three or five that all its arms have, or all of one or two."""
-        return {name: some[: looked_at(len(some))] for name, some in self.there(runs).items()}
+        return {name: some[: looked_at(len(some))] for name, some in self.common_seeds(runs).items()}
 
-    def there(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
+    def common_seeds(self, runs: dict[str, Runs]) -> dict[str, list[int]]:
         """The seeds that all its arms have, by experiment."""
         return {
             name: seeds_of_all(runs.get(name, {}).get(arm, []) for other, arm in self.terms if other == name)
@@ -293,7 +279,7 @@ class Link:
             for (there, arm), factor in self.terms.items():
                 if there == name:
                     some = with_seeds(runs[name][arm], seeds)
-                    arrays.append(factor * per_client_measure(some, self.measure))
+                    arrays.append(factor * per_client(some, self.measure))
             alone |= len(seeds) == 1 and all(np.nanmin(each) == np.nanmax(each) for each in arrays)
             difference = by_unit(np.sum(arrays, axis=0), some[0])
             alike.setdefault((difference.shape[1], *seeds), []).append(difference)
@@ -321,7 +307,7 @@ def ahead(
     return [difference((name, better), (name, arm), above, measure) for name in names for arm in worse]
 
 
-def promise(part: Estimate, above: float) -> tuple[float, float]:
+def weakest_first(part: Estimate, above: float) -> tuple[float, float]:
     """Sorts parts of a claim from the least likely to lie above its bound: by p-value, then by standard errors.
 
     The p-values of both sides are 1 where a part tells nothing, as one number does.
@@ -351,7 +337,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
                 else "no comparison has all its runs yet"
             )
         found = [(link, link.value(runs)) for link in known]
-        weakest, one = min(found, key=lambda part: promise(part[1], part[0].above))
+        weakest, one = min(found, key=lambda part: weakest_first(part[1], part[0].above))
         unseen = [1.0] * (len(links) - len(known))  # the family is what was planned, not what has run
         above = [part.p_above(link.above) for link, part in found] + unseen
         held = sum(p < level for p in above)
@@ -368,14 +354,14 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
             f"the weakest of {len(known)} differences, points" if len(known) > 1 else "difference, points"
         )
         decided = "failed" if refuted else "held" if held == len(links) else "undecided"
-        note = "; ".join([note, *p_said(min(max(above), *against), level)])
+        note = "; ".join([note, *p_note(min(max(above), *against), level)])
         seeds_of = [min(map(len, one.seeds(runs).values())) for one in refuted or known]
         seeds = max(seeds_of) if refuted else min(seeds_of)  # one link refutes a claim, and all hold it
         if starts and seeds == 1 and decided != "undecided":
             decided = "undecided"
             note += f"; {starts} has one random start a seed, so a verdict needs a second seed"
-        if any(len(some) == 4 for each in known for some in each.there(runs).values()):
-            note += f"; {FOUR}"
+        if any(len(some) == 4 for each in known for some in each.common_seeds(runs).values()):
+            note += f"; {FOUR_SEEDS}"
         if np.isinf(one.se):
             note += "; one model and one seed: no spread to judge it by"
         return replace(outcome(statistic, one, level, note, decided), threshold=weakest.above, seeds=seeds)
@@ -384,7 +370,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
     STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))
 
 
-NAMED: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
+SETTING_NAMES: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
     "pFedMB": lambda row: f"{row['dataset']}, {', '.join(row['setting'].split('; ')[:2])}",
     "FedMN": lambda row: row["dataset"],
     "PFL-MoE": lambda row: f"{row['dataset']}, {row['model']}, {row['setting'].rpartition(' ')[2]}",
@@ -402,7 +388,7 @@ def printed_table(paper: str, table: str) -> pd.DataFrame:
         raise InputError(
             f"the papers' numbers are not here: data/paper_tables.csv lacks {paper}'s table {table}"
         )
-    frame = pd.DataFrame(rows).assign(setting=[NAMED[paper](row) for row in rows])
+    frame = pd.DataFrame(rows).assign(setting=[SETTING_NAMES[paper](row) for row in rows])
     frame = frame.astype({"value_percent": float})
     whole = frame.pivot(index="setting", columns="method", values="value_percent")
     return whole.loc[frame["setting"].unique()]

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
-from pfl_lite.papers.statement import NotTestable, per_client_measure, seeds_of_all, with_seeds
+from pfl_lite.papers.statement import NotTestable, per_client, seeds_of_all, with_seeds
 from pfl_lite.papers.statistics import agreement, ranks
 from pfl_lite.results.ledger import Ledger, Run, flat, reached, unlike
 
@@ -231,7 +231,7 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
         common = [with_seeds(runs[arm.key], seeds) for arm in rows]
         try:
             # [seeds, clients, rows]
-            ours = np.stack([per_client_measure(some, measure) for some in common], -1)
+            ours = np.stack([per_client(some, measure) for some in common], -1)
         except (NotTestable, ValueError):  # kept no clients, or unlike numbers of them
             continue
         paper = np.array([papers[arm.key] for arm in rows], dtype=float)

@@ -20,10 +20,10 @@ from pfl_lite.errors import unknown
 from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
 from pfl_lite.papers.experiment import own_names
 from pfl_lite.papers.statement import (
-    FOUR,
+    FOUR_SEEDS,
     PAPERS,
     STATEMENTS,
-    TWO,
+    TWO_SEEDS,
     ClaimResult,
     NotTestable,
     Runs,
@@ -60,7 +60,7 @@ def paired_runs(
         return None, [UNLIKE]
     if unpaired:
         said.append(f"seeds not used because an arm lacks them: {', '.join(map(str, unpaired))}")
-    said += [FOUR] if len(common) == 4 else []
+    said += [FOUR_SEEDS] if len(common) == 4 else []
     return runs, said
 
 
@@ -153,7 +153,7 @@ def check(
     used = [some for runs in there.values() for some in runs.values()]
     seeds = result.seeds or min(map(len, used), default=0)
     if seeds == 2 and result.se is not None and result.verdict != "undecided":  # by a test of differences
-        result = replace(result, verdict="undecided", note="; ".join(filter(None, [result.note, TWO])))
+        result = replace(result, verdict="undecided", note="; ".join(filter(None, [result.note, TWO_SEEDS])))
     if lacking and result.verdict == "held":
         result = replace(result, verdict="undecided")
     every_one = len(claim.needs)

@@ -25,7 +25,7 @@ from pfl_lite.papers.pfedmb import (
     entropy,
     in_pairs,
 )
-from pfl_lite.papers.statement import Run, Runs, per_client_measure
+from pfl_lite.papers.statement import Run, Runs, per_client
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import runs_of
 
@@ -97,7 +97,7 @@ def accuracy_by_round(experiment: Experiment, found: Runs) -> Rows:
 def accuracy_by_floats(experiment: Experiment, found: Runs) -> Rows:
     """FedMN's Fig. 2: floats sent in all rounds, and the accuracy they bought."""
     for _, run, head in each_run(experiment, found):
-        reached = float(np.nanmean(per_client_measure([run], "test_accuracy")))
+        reached = float(np.nanmean(per_client([run], "test_accuracy")))
         yield {"Data": experiment.data} | head | {"Million floats": sent(run) / 1e6, "Accuracy (%)": reached}
 
 
@@ -106,7 +106,7 @@ def local_boxes(experiment: Experiment, found: Runs) -> Rows:
     for run in found["local"]:
         for test in experiment.measures:
             head = {"Setting": setting_of(experiment), "Test": test.replace("_", " "), "Seed": run["seed"]}
-            yield head | box(per_client_measure([run], test))
+            yield head | box(per_client([run], test))
 
 
 def setting_of(experiment: Experiment) -> str:
@@ -130,7 +130,7 @@ def beside_fedavg(experiment: Experiment, found: Runs) -> Rows:
         if key == "fedavg" or run["seed"] not in plain:
             continue
         tests = {
-            test: [per_client_measure([one], test)[0] for one in (plain[run["seed"]], run)]
+            test: [per_client([one], test)[0] for one in (plain[run["seed"]], run)]
             for test in experiment.measures
         }
         for client, there in enumerate(tests["local_test"][0]):
