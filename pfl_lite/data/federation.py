@@ -301,10 +301,9 @@ def make_federation(
 ) -> Federation:
     """Load a data set (or take one), distribute it and build the federation.
 
-    `split`: `published` deals out the data set's training and test images by the same recipe; `fedem` merges
-    them, deals out all, and cuts every client's own images 80 : 20 into training and test images (Marfoq et al.,
-    2021); `recut` merges them, cuts 80 : 20 once for all seeds, and deals out both parts by the same recipe.
-    Raises InputError as the three steps do.
+    `split`: `published` deals out the data set's training and test images by the same recipe; `fedem` merges them, deals out all,
+    and cuts every client's own images 80 : 20 into training and test images (Marfoq et al., 2021); `recut` merges them, cuts 80 :
+    20 once for all seeds, and deals out both parts by the same recipe. Raises InputError as the three steps do.
     """
     if not isinstance(data, str | Images):
         raise InputError(

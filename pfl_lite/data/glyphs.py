@@ -63,9 +63,7 @@ def writers() -> tuple[Writer, ...]:
 
 @lru_cache(maxsize=1)
 def draw() -> dict[str, np.ndarray]:
-    """Draw all images, in a few seconds: the arrays of a data file, `train_writers`, `test_writers` and
-    `version`.
-    """
+    """Draw all images, in a few seconds: the arrays of a data file, `train_writers`, `test_writers` and `version`."""
     hands, rng = writers(), np.random.default_rng([_SEED, 1])
     jobs = {
         "train": [(w, c) for w in range(WRITERS) for c in range(len(CHARACTERS)) for _ in range(2)],

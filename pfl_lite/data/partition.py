@@ -77,10 +77,9 @@ def partition(
 ) -> list[ClientIndices]:
     """Distribute a data set over clients: one `ClientIndices` a client, the same for the same arguments.
 
-    Merged images are dealt out as one, and every client's own are cut by `split_locally`. Of a file that
-    `save_partition` wrote (`clients.npz`) come the clients as they were, whatever seed and fraction. Raises
-    InputError if the spec is wrong, the data set cannot be cut that way, or the file is of other images or
-    another number of clients.
+    Merged images are dealt out as one, and every client's own are cut by `split_locally`. Of a file that `save_partition` wrote
+    (`clients.npz`) come the clients as they were, whatever seed and fraction. Raises InputError if the spec is wrong, the data
+    set cannot be cut that way, or the file is of other images or another number of clients.
     """
     if is_file(spec):
         return load_partition(str(spec), clients, images)
@@ -110,9 +109,8 @@ def partition_labels(
     """`partition` for bare label arrays with labels 0 .. classes-1, and the `writers` 0, 1, ... of training
     and test images where they are known.
 
-    Within a split every client's count of a class is its share of the class, rounded down or up; only a
-    client whose images of a split would all be rounded away takes one from a holder of the same class, where
-    possible.
+    Within a split every client's count of a class is its share of the class, rounded down or up; only a client whose images of a
+    split would all be rounded away takes one from a holder of the same class, where possible.
     """
     partitioner = spec if isinstance(spec, Partitioner) else parse(spec)
     if clients < 1:
@@ -172,8 +170,7 @@ def split_validation(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Split training images at random into (train, validation) indices, a `fraction` of each class.
 
-    `spread` [n], if given, is a second label: the validation images of each class are taken from all values
-    of it in proportion.
+    `spread` [n], if given, is a second label: the validation images of each class are taken from all values of it in proportion.
     """
     rng = generator(seed, "validation split")
     held_out = np.zeros(len(labels), dtype=bool)
@@ -189,9 +186,8 @@ def split_locally(client: ClientIndices, number: int, val_fraction: float, seed:
     """Cut a client's own images (`client.train`) at random: 80% for training, rounded down, the rest for testing
     (FedEM's `generate_data.py`).
 
-    A `val_fraction` of the 80%, rounded up, becomes validation images: 0.25 gives 60 : 20 : 20, as FedEM has it
-    for tuning. At least one image is left to train on. Test images depend on `seed` and the client's `number`
-    alone.
+    A `val_fraction` of the 80%, rounded up, becomes validation images: 0.25 gives 60 : 20 : 20, as FedEM has it for tuning. At
+    least one image is left to train on. Test images depend on `seed` and the client's `number` alone.
     """
     order = generator(seed, "local split", number).permutation(client.train)
     seen = max(len(order) * 4 // 5, 1)
@@ -210,10 +206,9 @@ def class_counts(labels: np.ndarray, indices: list[np.ndarray], classes: int) ->
 def heterogeneity(counts: np.ndarray) -> dict[str, float]:
     """Measure how unlike the clients are, from their class counts [clients, classes].
 
-    `label_distance`: mean total-variation distance between a client's label distribution and that of all
-    images (0: alike, toward 1: disjoint); `effective_classes`: mean exp(entropy) of a client's labels;
-    `size_ratio`: largest over smallest client; `size_gini`: Gini coefficient of the sizes (0: equal). Clients
-    without images count for the sizes only.
+    `label_distance`: mean total-variation distance between a client's label distribution and that of all images (0: alike, toward
+    1: disjoint); `effective_classes`: mean exp(entropy) of a client's labels; `size_ratio`: largest over smallest client;
+    `size_gini`: Gini coefficient of the sizes (0: equal). Clients without images count for the sizes only.
     """
     counts = np.asarray(counts, dtype=float)
     sizes = counts.sum(axis=1)

@@ -5,9 +5,8 @@ no client holds, or to less than 1 where images stay with none (`dirichlet_round
 instead of classes, `groups` of groups of classes.  `pfl_lite.data.partition` deals images out by these shares.
 
 Clients can differ in three ways, one recipe each with the truth known: in *what* they hold (label skew:
-`blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it
-(concept shift: `concept`).  `groups` and `pachinko` are the label skews of FedEM's experiments.  Needs NumPy
-only.
+`blocks`, and at random `dirichlet`), in how it *looks* (feature shift: `writers`) and in what they *call* it (concept shift:
+`concept`).  `groups` and `pachinko` are the label skews of FedEM's experiments.  Needs NumPy only.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ CIFAR100_COARSE = (
 
 
 class Partitioner(ABC):
-    """Says which share of each class each client gets; one frozen dataclass a recipe, registered in
-    `PARTITIONERS`.
+    """Says which share of each class each client gets; one frozen dataclass a recipe, registered in `PARTITIONERS`.
 
     A recipe `by` "writer" says it of writers instead of classes, and gives each of them to one client.
     """
@@ -90,9 +88,7 @@ class Partitioner(ABC):
         return np.arange(classes)
 
     def groups(self, clients: int) -> np.ndarray | None:
-        """The true group of every client, int64 [clients], by which found clusters are judged; None: no
-        groups.
-        """
+        """The true group of every client, int64 [clients], by which found clusters are judged; None: no groups."""
         return None
 
     def relabelling(self, clients: int, classes: int) -> np.ndarray | None:
@@ -119,9 +115,8 @@ class Iid(Partitioner):
 class Pairs(Partitioner):
     """Pairs of twin clients with two classes each (pFedMB, Table I: "five pairs").
 
-    Clients 2p and 2p+1 hold classes 2p and 2p+1 and get one half of both, so the right groups are known
-    beforehand and one can see whether a method finds them. There are as many clients as classes, and that
-    number is even.
+    Clients 2p and 2p+1 hold classes 2p and 2p+1 and get one half of both, so the right groups are known beforehand and one can
+    see whether a method finds them. There are as many clients as classes, and that number is even.
     """
 
     usage: ClassVar[str] = "pairs"
@@ -145,8 +140,7 @@ class Pairs(Partitioner):
 
 @dataclass(frozen=True)
 class Classes(Partitioner):
-    """k distinct classes per client, every (client, class) slot an equal share of the class (pFedMB, "random 2
-    classes").
+    """k distinct classes per client, every (client, class) slot an equal share of the class (pFedMB, "random 2 classes").
 
     Clients choose one after the other, each the k classes held least so far, ties at random; so the numbers
     of holders of two classes differ by one at most, and clients have equal sizes when N*k is a multiple of
@@ -196,14 +190,12 @@ class ClassShares(Classes):
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Each class dealt over the clients with Dirichlet proportions, concentration alpha (PFNM, MOON, pFedMB,
-    PFL-MoE).
+    """Each class dealt over the clients with Dirichlet proportions, concentration alpha (PFNM, MOON, pFedMB, PFL-MoE).
 
-    Small alpha means few clients a class, large alpha is close to `iid`. As in PFNM's code a client that
-    already holds its fair share of all images gets nothing of the following classes, and the draw is repeated
-    until every client has at least 10 training images. After 100 draws the last one is repaired instead: images
-    move from the largest clients to those with fewer than 10, so that every alpha and every possible number
-    of clients ends.
+    Small alpha means few clients a class, large alpha is close to `iid`. As in PFNM's code a client that already holds its fair
+    share of all images gets nothing of the following classes, and the draw is repeated until every client has at least 10
+    training images. After 100 draws the last one is repaired instead: images move from the largest clients to those with fewer
+    than 10, so that every alpha and every possible number of clients ends.
     """
 
     alpha: float
@@ -252,9 +244,8 @@ class Dirichlet(Partitioner):
 class DirichletRounded(Dirichlet):
     """Each class dealt over the clients with rounded Dirichlet proportions, nothing evened out (PFL-MoE's code).
 
-    Client after client takes round(class size * p_i) of the images that are left: the last may find fewer, and
-    a few images of a class may stay with no client. Clients differ more in size than those of `dirichlet`, and
-    none is promised ten images.
+    Client after client takes round(class size * p_i) of the images that are left: the last may find fewer, and a few images of a
+    class may stay with no client. Clients differ more in size than those of `dirichlet`, and none is promised ten images.
     """
 
     usage: ClassVar[str] = "dirichlet_rounded:ALPHA"
@@ -274,11 +265,10 @@ class DirichletRounded(Dirichlet):
 class LabelGroups(Partitioner):
     """Label skew in groups of classes (FedEM on CIFAR-10: `groups:3:0.4`; on EMNIST, every class alone: `groups:62:0.4`).
 
-    The classes are shuffled and cut into G groups whose sizes differ by one at most. Of every group the clients
-    get numbers of images ~ Multinomial(size of the group, w) with w ~ Dir_N(ALPHA), and the images of a group are
-    shuffled: so all classes of a group have the same expected share at a client. FedEM's code leaves out clients
-    without an image and cannot cut a single one; here numbers are drawn again until every client has two, 100
-    times at most, and InputError is raised after that.
+    The classes are shuffled and cut into G groups whose sizes differ by one at most. Of every group the clients get numbers of
+    images ~ Multinomial(size of the group, w) with w ~ Dir_N(ALPHA), and the images of a group are shuffled: so all classes of a
+    group have the same expected share at a client. FedEM's code leaves out clients without an image and cannot cut a single one;
+    here numbers are drawn again until every client has two, 100 times at most, and InputError is raised after that.
     """
 
     count: int
@@ -363,9 +353,7 @@ class Pachinko(Partitioner):
 
 @dataclass(frozen=True)
 class _Grouped(Partitioner):
-    """G groups of clients with consecutive numbers, sizes differing by one at most: client i of N is in group
-    i*G // N.
-    """
+    """G groups of clients with consecutive numbers, sizes differing by one at most: client i of N is in group i*G // N."""
 
     count: int
 
@@ -480,8 +468,7 @@ def parse(spec: str) -> Partitioner:
     """Turn a spec (`iid`, `pairs`, `classes:2`, `dirichlet:0.4`, `shares:20:0.3:0.7`, `groups:3:0.4`,
     `pachinko:0.4:10`, `blocks:3`, `concept:2`, `writers`, `writers:1`) into a partitioner.
 
-    Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of
-    range.
+    Raises InputError for an unknown name, a wrong number of fields or a value that is not a number or out of range.
     """
     if not isinstance(spec, str):
         raise InputError(
@@ -537,9 +524,7 @@ def _text(value: float) -> str:
 
 
 def _balanced_choice(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """k distinct classes per client, as many holders for every class (give or take one): bool [clients,
-    classes].
-    """
+    """k distinct classes per client, as many holders for every class (give or take one): bool [clients, classes]."""
     present = np.flatnonzero(sizes)
     if k > len(present):
         raise InputError(f"{k} classes per client are more than the {len(present)} classes of the data set")
