@@ -271,9 +271,7 @@ def check_inputs_and_outputs(
 
 
 @app.command()
-def methods(
-    name: str | None = typer.Argument(None, help="explain this method's settings"),
-) -> None:
+def methods(name: str | None = typer.Argument(None, help="explain this method's settings")) -> None:
     """List the methods with their hyper-parameters and defaults, or explain one method.
 
     Examples: `pfl-lite methods`, `pfl-lite methods pfedmb`
@@ -663,8 +661,7 @@ def reproduce(
         help="fewer rounds of the results than the protocol's, which the table then says; a search keeps its own",
     ),
     workers: int | None = typer.Option(
-        None,
-        help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]",
+        None, help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
     ),
     scheduler: str | None = typer.Option(
         None, help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"
@@ -812,9 +809,7 @@ def ledger_check(ledger: StoredResults = None) -> None:
 
 @ledger_app.command("missing")
 def ledger_missing(
-    experiment: Experiment,
-    budget_name: BudgetName = "small",
-    ledger: StoredResults = None,
+    experiment: Experiment, budget_name: BudgetName = "small", ledger: StoredResults = None
 ) -> None:
     """Print the commands that would fill an experiment's gaps, the longest first; then those that wait for another.
 

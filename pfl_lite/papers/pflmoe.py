@@ -22,12 +22,7 @@ from pfl_lite.papers.statement import (
     supported,
 )
 
-MOE_TUNING = {
-    "ft_epochs": 50,
-    "ft_momentum": 0.9,
-    "ft_weight_decay": 0.0005,
-    "ft_batch_size": 64,
-}
+MOE_TUNING = {"ft_epochs": 50, "ft_momentum": 0.9, "ft_weight_decay": 0.0005, "ft_batch_size": 64}
 MOE_CODE = {"schedule": "sequential", "gate_optimizer": "adam", "gate_decay": 0.0005}
 MOE_LOCAL = {
     "participation": 1.0, "epochs": 1, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 0.0005,

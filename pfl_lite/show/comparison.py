@@ -26,10 +26,7 @@ METRICS: dict[str, str] = {
     "global_test": "all test images, all alike",
 }
 """What a client's accuracy is measured on and with which model; an experiment has those that its runs kept."""
-SUMMARIES: dict[str, str] = {
-    "mean": "mean over clients",
-    "worst_tenth": "mean of the worst tenth of clients",
-}
+SUMMARIES: dict[str, str] = {"mean": "mean over clients", "worst_tenth": "mean of the worst tenth of clients"}
 
 
 def encode(accuracies: ArrayLike) -> str:
