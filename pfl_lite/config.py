@@ -28,19 +28,10 @@ WORDS: dict[str, tuple[str, ...]] = {
 """Settings that are one of some words."""
 
 
-@dataclass(frozen=True)
-class ExecutionSettings:
-    """How a run is computed; its numbers differ by rounding at most (see the settings of the same names in `RunConfig`)."""
-
-    clients_per_batch: int = 0
-    graphs: bool = True
-    tf32: bool = False
-
-
 GONE = {"convolution"}
 """Settings of earlier versions, which stored results still name: they said how a run was computed."""
-MACHINE_KEYS = {"device", "engine", *(f.name for f in fields(ExecutionSettings)), *GONE}
-"""Settings of where and how a run is computed: it is the same run, whatever they say."""
+MACHINE_KEYS = {"device", "engine", "clients_per_batch", "graphs", "tf32", *GONE}
+"""Settings of where and how a run is computed: it is the same run whatever they say, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +153,6 @@ class RunConfig:
     def tuning_factors(self) -> tuple[float, ...]:
         """The numbers in `ft_factors`."""
         return tuple(float(word) for word in self.ft_factors.split(",") if self.ft_factors)
-
-    @property
-    def execution(self) -> ExecutionSettings:
-        """How the run is computed."""
-        return ExecutionSettings(**{f.name: getattr(self, f.name) for f in fields(ExecutionSettings)})
 
     def resolved(self, size: int | None = None) -> RunConfig:
         """The same run with every `auto` replaced by what it means here, for images of a `size` if that is given already.

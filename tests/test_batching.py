@@ -351,7 +351,7 @@ def test_tf32_holds_while_clients_are_computed_and_no_longer() -> None:
     for tf32 in (True, False):
         sim = tiny("fedavg", tf32=tf32)
         sim.map.driver.gpu = True
-        with sim.map.driver.products(tf32=sim.map.execution.tf32):
+        with sim.map.driver.products(tf32=sim.map.config.tf32):
             assert [library.allow_tf32 for library in libraries] == [tf32, tf32]
         assert [library.allow_tf32 for library in libraries] == before
 

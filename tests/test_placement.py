@@ -55,7 +55,7 @@ class OnMeta:
         network = make_network(
             sim.config.model, data.channels, data.size, data.classes, dtype=torch.float32, device="meta"
         )
-        self.map = Vmap(network, data, sim.config.seed, sim.config.execution)
+        self.map = Vmap(network, data, sim.config)
         self.network, self.server, self.clients = network, meta(sim.server), meta(sim.clients)
         self.ids = torch.arange(len(data))  # the processor drew them
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from pfl_lite.config import ExecutionSettings
+from pfl_lite.config import RunConfig
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine import gpu
 from pfl_lite.engine.augment import crop_flip
@@ -256,14 +256,12 @@ class Vmap(Mapping):
 
     work = VmapWork
 
-    def __init__(
-        self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings | None = None
-    ) -> None:
-        super().__init__(network, federation, seed, execution)
+    def __init__(self, network: Network, federation: Federation, config: RunConfig) -> None:
+        super().__init__(network, federation, config)
         self.table, self.images_computed = ClientIndexTable(federation), 0
-        self.replay = Replay(Graphs()) if self.driver.gpu and self.execution.graphs else None
+        self.replay = Replay(Graphs()) if self.driver.gpu and config.graphs else None
         # without `self`: a cycle would keep images and graphs on the GPU until Python looks for cycles
-        new_limit = partial(ClientLimit, self.driver, self.execution.clients_per_batch)
+        new_limit = partial(ClientLimit, self.driver, config.clients_per_batch)
         self.limits: defaultdict[object, ClientLimit] = defaultdict(new_limit)
 
     def stacked(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_lite.config import ExecutionSettings
+from pfl_lite.config import RunConfig
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.gpu import Driver
 from pfl_lite.engine.local_training import LocalSettings, LocalWork, LoopWork, on_device
@@ -27,11 +27,8 @@ class Mapping:
     """Is told after each client how many are done, and of how many: by the loop alone, and where several processes share out the
     clients, of those of the first one."""
 
-    def __init__(
-        self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings | None = None
-    ) -> None:
-        self.network, self.federation, self.seed, self.images_trained = network, federation, seed, 0
-        self.execution = execution or ExecutionSettings()
+    def __init__(self, network: Network, federation: Federation, config: RunConfig) -> None:
+        self.network, self.federation, self.config, self.images_trained = network, federation, config, 0
         self.device = federation.images.device
         self.driver = Driver(self.device)
 
@@ -47,12 +44,12 @@ class Mapping:
         """The function's answers, each tensor stacked over `ids` [S] -> [S, ...]."""
         work_for = partial(self.work_of, settings, round)
         # gradients are taken where local SGD asks for them
-        with torch.no_grad(), self.driver.products(tf32=self.execution.tf32):
+        with torch.no_grad(), self.driver.products(tf32=self.config.tf32):
             return self.stacked(function, server, clients, ids.tolist(), work_for)
 
     def work_of(self, settings: LocalSettings, round: int, ids: list[int]) -> LocalWork:
         """The work of one or of several clients in a round."""
-        return self.work(self.network, self.federation, settings, self.seed, round, ids)
+        return self.work(self.network, self.federation, settings, self.config.seed, round, ids)
 
     def stacked(
         self, function: PerClient, server: Params, clients: Params, ids: list[int], work_for: WorkFor

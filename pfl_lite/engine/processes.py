@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pfl_lite.config import ExecutionSettings, RunConfig
+from pfl_lite.config import RunConfig
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
@@ -41,10 +41,8 @@ class Forked(Loop):
         InputError: this system cannot fork safely, or PyTorch sees a GPU.
     """
 
-    def __init__(
-        self, network: Network, federation: Federation, seed: int, execution: ExecutionSettings, workers: int
-    ) -> None:
-        super().__init__(network, federation, seed, execution)
+    def __init__(self, network: Network, federation: Federation, config: RunConfig, workers: int) -> None:
+        super().__init__(network, federation, config)
         if torch.cuda.device_count():  # torch's threads for its gradients do not survive a fork
             raise InputError(
                 "one run on several processes cannot be where PyTorch sees a GPU: set CUDA_VISIBLE_DEVICES to nothing "

@@ -71,7 +71,7 @@ class Part:
             augment=config.augment,
         )
         make_mapping = MAPPINGS[config.engine] if mapping is None else mapping
-        self.map: Mapping = make_mapping(self.network, federation, config.seed, config.execution)
+        self.map: Mapping = make_mapping(self.network, federation, config)
         self.start = self.method.initial(self.network, config.clients, config.seed)
         self.server, self.clients = self.method.init(self.start, self.network, config.clients)
         for name, rows in self.clients.items():

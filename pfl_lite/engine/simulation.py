@@ -43,8 +43,8 @@ class Simulation(Rounds):
     Args:
         config: the run; `auto` settings are resolved here, and the device `auto` is that of a federation given.
         federation: the clients' data, if already built (it must fit the configuration).
-        mapping: makes the mapping that does the clients' work, from network, federation, seed and execution settings, in place
-            of the one that the configuration's engine names; no number depends on it but for rounding.
+        mapping: makes the mapping that does the clients' work, from network, federation and configuration, in place of the one
+            that the configuration's engine names; no number depends on it but for rounding.
     """
 
     def __init__(
