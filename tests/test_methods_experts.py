@@ -598,7 +598,7 @@ def test_what_cannot_be_scored_or_augmented_is_refused(settings: dict[str, Any],
 
 def test_a_federation_that_relabels_is_not_scored_on_all_test_images() -> None:
     given = make_federation("digits", "concept:2", 4, 0)
-    assert given.relabelled and not make_federation("digits", "iid", 4, 0).relabelled
+    assert given.relabeled and not make_federation("digits", "iid", 4, 0).relabeled
     with pytest.raises(InputError, match="some of these see labels changed: leave it out"):
         run("fedavg", federation=given, rounds=1, whole_test=True)
 

@@ -160,7 +160,7 @@ def test_groups_by_hand() -> None:
     for spec in ("iid", "classes:2", "dirichlet:0.4", "shares:2:0.3:0.7", "groups:3:0.4", "writers"):
         assert parse(spec).groups(6) is None
     for spec in ("iid", "pairs", "blocks:3", "dirichlet:0.4", "writers"):
-        assert parse(spec).relabelling(6, 6) is None
+        assert parse(spec).relabeling(6, 6) is None
     # 7 classes in 3 blocks: 0 1 2, 3 4, 5 6
     assert parse("blocks:3").shares(np.full(7, 9), 3, np.random.default_rng(0)).tolist() == [
         [1, 1, 1, 0, 0, 0, 0],
@@ -173,7 +173,7 @@ def test_groups_by_hand() -> None:
 def test_concepts_contradict_each_other_in_every_class(clients: int, classes: int, count: int) -> None:
     count = min(count, clients, classes)
     concept = parse(f"concept:{count}")
-    groups, seen = concept.groups(clients), concept.relabelling(clients, classes)
+    groups, seen = concept.groups(clients), concept.relabeling(clients, classes)
     assert groups is not None and seen is not None
     assert seen.dtype == np.int64 and seen.shape == (clients, classes) and len(set(groups)) == count
     assert np.array_equal(np.sort(seen, axis=1), np.tile(np.arange(classes), (clients, 1)))

@@ -38,7 +38,7 @@ class Federation:
     Labels are those that the image's client sees: where the partition relabels (`concept:G`), they were
     rewritten when the federation was built, so that no later step need know of it. `groups` int64
     [clients], on the CPU, are the true groups of the clients; None where the partition makes none. No method
-    may look at them. `relabelled` says whether any client sees other labels than the data set's. `partition`, `split` and
+    may look at them. `relabeled` says whether any client sees other labels than the data set's. `partition`, `split` and
     `val_fraction` are those of `make_federation`; `given`, and None, for clients made in another way.
     """
 
@@ -52,7 +52,7 @@ class Federation:
     val: list[Tensor]
     test: list[Tensor]
     groups: Tensor | None = None
-    relabelled: bool = False
+    relabeled: bool = False
     partition: str = "given"
     split: str | None = None
     val_fraction: float | None = None
@@ -96,7 +96,7 @@ class Federation:
         labels = _as_seen(images.train_labels, clients, ("train", "val"))
         test_labels = _as_seen(images.test_labels, clients, ("test",))
         groups = known_groups(clients)
-        pixels = _normalised(images.train_images, images.card, size, dtype, device)
+        pixels = _normalized(images.train_images, images.card, size, dtype, device)
 
         return cls(
             name=images.name,
@@ -105,13 +105,13 @@ class Federation:
             labels=torch.as_tensor(labels, dtype=torch.int64, device=device),
             test_images=pixels
             if images.merged
-            else _normalised(images.test_images, images.card, size, dtype, device),
+            else _normalized(images.test_images, images.card, size, dtype, device),
             test_labels=torch.as_tensor(test_labels, dtype=torch.int64, device=device),
             train=train,
             val=val,
             test=test,
             groups=None if groups is None else torch.from_numpy(groups),
-            relabelled=any(client.relabel is not None for client in clients),
+            relabeled=any(client.relabel is not None for client in clients),
         )
 
     @classmethod
@@ -338,7 +338,7 @@ def _as_seen(labels: np.ndarray, clients: list[ClientIndices], splits: tuple[str
     return seen
 
 
-def _normalised(
+def _normalized(
     pixels: object, card: Card, size: int | None, dtype: torch.dtype, device: str | torch.device
 ) -> Tensor:
     """uint8 [n, H, W] or [n, H, W, 3] to normalized floats [n, channels, size, size] on the device."""

@@ -123,7 +123,7 @@ def _draw_all(
         renderer.clear()
         pen.set_linewidth(hand.stroke)
         renderer.draw_path(pen, path, place, (1, 1, 1))
-        grey = np.asarray(renderer.buffer_rgba())[..., 3]  # alpha is the ink
-        noise = hand.noise * rng.standard_normal(grey.shape, dtype=np.float32)
-        images[i] = np.clip(grey + noise, 0, 255)
+        gray = np.asarray(renderer.buffer_rgba())[..., 3]  # alpha is the ink
+        noise = hand.noise * rng.standard_normal(gray.shape, dtype=np.float32)
+        images[i] = np.clip(gray + noise, 0, 255)
     return images

@@ -152,7 +152,7 @@ def partition_labels(
             f"partition '{partitioner.spec}' leaves some of the {clients} clients without training images: "
             "use fewer clients"
         )
-    groups, seen = partitioner.groups(clients), partitioner.relabelling(clients, classes)
+    groups, seen = partitioner.groups(clients), partitioner.relabeling(clients, classes)
     return [
         ClientIndices(
             train=train,

@@ -91,7 +91,7 @@ class Partitioner(ABC):
         """The true group of every client, int64 [clients], by which found clusters are judged; None: no groups."""
         return None
 
-    def relabelling(self, clients: int, classes: int) -> np.ndarray | None:
+    def relabeling(self, clients: int, classes: int) -> np.ndarray | None:
         """The label under which every client sees every class, int64 [clients, classes]; None: as they are."""
         return None
 
@@ -157,7 +157,7 @@ class Classes(Partitioner):
             raise InputError(f"the number of classes per client must be at least 1, not {self.k}")
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        return _normalise(_balanced_choice(sizes, clients, self.k, rng).astype(float))
+        return _normalize(_balanced_choice(sizes, clients, self.k, rng).astype(float))
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class ClassShares(Classes):
         held = _balanced_choice(sizes, clients, self.k, rng)
         # Drawn relative to B: the ratio of two shares is all that matters, and huge bounds cannot overflow
         # the sum.
-        return _normalise(held * rng.uniform(self.low / self.high, 1, held.shape))
+        return _normalize(held * rng.uniform(self.low / self.high, 1, held.shape))
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Dirichlet(Partitioner):
             counts = apportion(shares, sizes)
             if counts.sum(axis=1).min() >= self.minimum:
                 return shares
-        return _normalise(_top_up(counts, self.minimum).astype(float))
+        return _normalize(_top_up(counts, self.minimum).astype(float))
 
     def _draw(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         shares = np.zeros((clients, len(sizes)))
@@ -229,8 +229,8 @@ class Dirichlet(Partitioner):
         for c, size in enumerate(sizes):
             if size == 0:
                 continue
-            # PFNM draws for all clients, sets the full clients to zero and renormalises. The rest of a
-            # renormalised Dirichlet vector is a Dirichlet vector: drawing for the open clients alone has the
+            # PFNM draws for all clients, sets the full clients to zero and renormalizes. The rest of a
+            # renormalized Dirichlet vector is a Dirichlet vector: drawing for the open clients alone has the
             # same law and never divides 0 by 0.
             open_clients = np.flatnonzero(held < sizes.sum() / clients)
             shares[open_clients, c] = _dirichlet(self.alpha, len(open_clients), rng)
@@ -295,7 +295,7 @@ class LabelGroups(Partitioner):
             for g in np.flatnonzero(sizes):
                 counts[:, g] = rng.multinomial(sizes[g], _dirichlet(self.alpha, clients, rng))
             if counts.sum(axis=1).min() >= self.minimum:
-                return _normalise(counts.astype(float))
+                return _normalize(counts.astype(float))
         raise InputError(
             f"partition '{self.spec}' left some of the {clients} clients with fewer than {self.minimum} images in all "
             f"{self.draws} draws: use fewer clients, more groups or a larger ALPHA"
@@ -348,7 +348,7 @@ class Pachinko(Partitioner):
                 drawn = _until_used_up(rng.choice(len(sizes), wanted, p=chances), left)
                 counts[i] += drawn
                 left -= drawn
-        return _normalise(counts.astype(float))
+        return _normalize(counts.astype(float))
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ class Blocks(_Grouped):
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         group, block = self.groups(clients), _class_groups(self.spec, self.count, len(sizes))
-        return _normalise((group[:, None] == block[None, :]).astype(float))
+        return _normalize((group[:, None] == block[None, :]).astype(float))
 
 
 @dataclass(frozen=True)
@@ -406,10 +406,10 @@ class Concept(_Grouped):
     least: ClassVar[int] = 2
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        self.relabelling(clients, len(sizes))  # says what is wrong, if anything is
+        self.relabeling(clients, len(sizes))  # says what is wrong, if anything is
         return Iid().shares(sizes, clients, rng)
 
-    def relabelling(self, clients: int, classes: int) -> np.ndarray:
+    def relabeling(self, clients: int, classes: int) -> np.ndarray:
         group = self.groups(clients)
         _class_groups(self.spec, self.count, classes)  # G <= K: the shifts 0, s, ..., (G-1)*s differ modulo K
         return (np.arange(classes)[None, :] + (classes // self.count) * group[:, None]) % classes
@@ -567,7 +567,7 @@ def _until_used_up(drawn: np.ndarray, left: np.ndarray) -> np.ndarray:
     return np.bincount(drawn[: min(ends, default=len(drawn)) + 1], minlength=len(left))
 
 
-def _normalise(weights: np.ndarray) -> np.ndarray:
+def _normalize(weights: np.ndarray) -> np.ndarray:
     """Divide each column by its sum; a column of zeros stays."""
     total = weights.sum(axis=0)
     return weights / np.where(total > 0, total, 1)

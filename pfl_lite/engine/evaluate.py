@@ -134,7 +134,7 @@ def check_whole_test(federation: Federation, config: RunConfig) -> None:
         raise InputError(
             f"whole_test needs test images apart from the training images, which {config.data} lacks here"
         )
-    if federation.relabelled:
+    if federation.relabeled:
         raise InputError(
             "whole_test needs labels that mean the same to all clients, but some of these see labels changed: "
             "leave it out, or use a partition that changes none"

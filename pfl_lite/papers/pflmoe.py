@@ -272,7 +272,7 @@ claimed(
 
 says = sentences_of("PFL-MoE")
 
-MIXED = ["PFL-FB", "PFL-MF", "PFL-MFE"]  # the three that personalise FedAvg's model
+MIXED = ["PFL-FB", "PFL-MF", "PFL-MFE"]  # the three that personalize FedAvg's model
 
 
 def lead(table: str, first: str, second: str) -> pd.Series:
