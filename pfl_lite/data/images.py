@@ -590,10 +590,9 @@ def _digits() -> dict[str, np.ndarray]:
         members = rng.permutation(np.flatnonzero(labels == c))
         test[members[: round(0.2 * len(members))]] = True
     return {
-        "train_images": images[~test],
-        "train_labels": labels[~test],
-        "test_images": images[test],
-        "test_labels": labels[test],
+        f"{split}_{part}": array[rows]
+        for split, rows in (("train", ~test), ("test", test))
+        for part, array in (("images", images), ("labels", labels))
     }
 
 

@@ -21,21 +21,13 @@ class Task(NamedTuple):
     score: Callable[[Tensor, Tensor], Tensor]
 
 
-def _right(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.argmax(1) == labels).double()
-
-
 def _squared_error(outputs: Tensor, labels: Tensor, *, reduction: str = "mean") -> Tensor:
     return F.mse_loss(outputs[:, 0], labels, reduction=reduction)
 
 
-def _explained(outputs: Tensor, labels: Tensor) -> Tensor:
-    return 1 - (outputs[:, 0] - labels).double().square()
-
-
-CLASSES = Task("accuracy", F.cross_entropy, _right)
+CLASSES = Task("accuracy", F.cross_entropy, lambda logits, labels: (logits.argmax(1) == labels).double())
 """Labels are int64: cross-entropy (nats), and the share of right answers."""
-NUMBERS = Task("r2", _squared_error, _explained)
+NUMBERS = Task("r2", _squared_error, lambda outputs, labels: 1 - (outputs[:, 0] - labels).double().square())
 """Labels are floats with mean 0 and variance 1 over all clients' training rows: squared error, and the share of that variance
 which is explained (1: no error; 0: as good as the mean of all clients; below 0: worse)."""
 

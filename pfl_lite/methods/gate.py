@@ -12,11 +12,8 @@ from pfl_lite.methods.base import Carry
 from pfl_lite.models import Params
 from pfl_lite.models.network import torch_seeded
 
-FIXED_BIAS = {
-    "global": 1000.0,
-    "personal": -1000.0,
-    "equal": 0.0,
-}  # sigmoid makes them 1, 0 and 1/2 to the last bit
+# sigmoid makes them 1, 0 and 1/2 to the last bit
+FIXED_BIAS = {"global": 1000.0, "personal": -1000.0, "equal": 0.0}
 
 
 def gate_logit(model: Params, reads: Tensor) -> Tensor:
