@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -195,8 +195,20 @@ TABLE2_GRIDS: dict[str, tuple[Settings, ...]] = {
     "fedamp": crossed(PAIRED_RATES, lam=(0.1, 1)),
     "pfedmb": crossed(PAIRED_RATES, alpha_lr=(0.1, 0.3)),
 }
-# name: data set, partition, clients, how the printed table says it, B of table III, rounds
-TABLE2_SETTINGS = {
+
+
+class Column(NamedTuple):
+    """A column of Table II; `words` are those of the printed table, `branches` the B of Table III."""
+
+    data: str
+    partition: str
+    clients: int
+    words: str
+    branches: int
+    rounds: int
+
+
+_COLUMNS = {
     "random2-15": ("cifar10", "classes:2", 15, "random 2 classes; 15", 6, 10),
     "random2-50": ("cifar10", "classes:2", 50, "random 2 classes; 50", 10, 30),
     "dirichlet-15": ("cifar10", "dirichlet:0.4", 15, "Dirichlet 0.4; 15", 7, 10),
@@ -204,6 +216,7 @@ TABLE2_SETTINGS = {
     "cifar100-15": ("cifar100", "shares:20:0.3:0.7", 15, "random 20 classes, different sizes; 15", 3, 10),
     "cifar100-50": ("cifar100", "shares:20:0.3:0.7", 50, "random 20 classes, different sizes; 50", 3, 30),
 }
+TABLE2_SETTINGS = {name: Column(*column) for name, column in _COLUMNS.items()}
 
 TABLE2_LABELS = {
     "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx", "fedper": "FedPer", "pfedme": "pFedMe",
@@ -314,7 +327,11 @@ def branches_name(setting: str) -> str:
 
 def pfedmb_branches(setting: str) -> Experiment:
     """pFedMB with several numbers of branches in a setting of Table II: Fig. 5, and what Table III is chosen from."""
-    base, best, words = pfedmb_table2(setting), TABLE2_SETTINGS[setting][4], TABLE2_SETTINGS[setting][3]
+    base, best, words = (
+        pfedmb_table2(setting),
+        TABLE2_SETTINGS[setting].branches,
+        TABLE2_SETTINGS[setting].words,
+    )
 
     def arm(number: int, branched: Settings) -> Arm:
         paper, source = None, Source("pfedmb")
@@ -372,7 +389,7 @@ def our_addition(
     table, where = PFEDMB_TABLE1, "Table I"
     if setting != "table1":
         table = pfedmb_table2(setting)
-        where = f"Table II, {TABLE2_SETTINGS[setting][3].replace('; ', ', ')} clients"
+        where = f"Table II, {TABLE2_SETTINGS[setting].words.replace('; ', ', ')} clients"
     base = table.at("paper")
     return replace(
         base,
@@ -391,7 +408,7 @@ def our_addition(
 
 def pfedmb_decay(setting: str) -> Experiment:
     """Our addition: where would FedAvg and pFedMB end, had their short search kept the weight decay it starts with?"""
-    clients, branches = TABLE2_SETTINGS[setting][2], TABLE2_SETTINGS[setting][4]
+    clients, branches = TABLE2_SETTINGS[setting].clients, TABLE2_SETTINGS[setting].branches
     plain, ladders = STARTS[0], BRANCH_SEARCH["ladders"]
     mixed = BRANCH_SEARCH["grid"][0] | {"branches": branches, "alpha_lr": ladders["alpha_lr"][-1]}
     rows: list[tuple[str, str, Settings]] = [
@@ -412,69 +429,57 @@ def pfedmb_decay(setting: str) -> Experiment:
     )
 
 
-def pfedmb_slower() -> Experiment:
-    """Our addition: where would rows end on CIFAR-100 at the next lower rate, which a short search passed over?"""
-    setting = "cifar100-50"
-    plain = STARTS[0] | {"lr": 0.01}
-    mixed = BRANCH_SEARCH["grid"][2] | {"branches": TABLE2_SETTINGS[setting][4], "lr": 0.03, "alpha_lr": 0.3}
-    rows: tuple[tuple[str, Settings], ...] = (
-        ("fedavg", plain), ("fedprox", plain | {"mu": 0.001}), ("ifca", plain | {"clusters": 3}), ("pfedmb", mixed)
-    )  # fmt: skip
-    return our_addition(
-        setting,
-        SLOWER,
-        "at the next lower rate",
-        "FedAvg, FedProx, IFCA and pFedMB as in that table with the paper's budget, all other settings included, but at the next "
-        f"lower rate of their ladders; searches of {SEARCHED['search_rounds']} rounds chose the higher one.",
-        [(f"{method}-slower", method, f"rate {chosen['lr']}", chosen) for method, chosen in rows],
-    )
-
-
-def pfedmb_momentum() -> Experiment:
-    """Our addition: with unequal mixtures, where would FedAvg end with the optimizer that IFCA's search chose?"""
-    chosen = STARTS[0]
-    return our_addition(
-        "dirichlet-50",
-        MOMENTUM,
-        "FedAvg with momentum",
-        f"FedAvg as in that table with the paper's budget, but with momentum {chosen['momentum']} and rate {chosen['lr']}, as "
-        "IFCA's search chose them; FedAvg's own chose plain SGD, by less than half a point.",
-        [("fedavg-momentum", "fedavg", f"momentum {chosen['momentum']}", chosen)],
-    )
-
-
-def pfedmb_decay_of_table1() -> Experiment:
-    """Our addition: is it weight decay, with which eq. 5 is best, that holds eq. 6 back?"""
-    chosen = BRANCH_SEARCH["grid"][0] | {"lr": 0.03}
-    words = f"eq. 6, weight decay {chosen['weight_decay']}"
-    return our_addition(
-        "table1",
-        decay_name("table1"),
-        "eq. 6 with less weight decay",
-        "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
-        f"decay {chosen['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
-        [("pfedmb-plain-decay", "pfedmb", words, chosen | SHARED_ALPHA | {"aggregation": "plain"})],
-        PFEDMB_TABLE1.seeds,
-    )
-
-
-SLOWER, MOMENTUM = "pfedmb-slower-cifar100-50", "pfedmb-momentum-dirichlet-50"
-
-
 def decay_name(setting: str) -> str:
     """What the experiment with weight decay is called in a setting of Table II."""
     return "pfedmb-decay" if setting == "random2-50" else f"pfedmb-decay-{setting}"
 
 
+SLOWER, MOMENTUM = "pfedmb-slower-cifar100-50", "pfedmb-momentum-dirichlet-50"
+LOWER_RATES: dict[str, Settings] = {
+    "fedavg": STARTS[0] | {"lr": 0.01},
+    "fedprox": STARTS[0] | {"lr": 0.01, "mu": 0.001},
+    "ifca": STARTS[0] | {"lr": 0.01, "clusters": 3},
+    "pfedmb": BRANCH_SEARCH["grid"][2]
+    | {"branches": TABLE2_SETTINGS["cifar100-50"].branches, "lr": 0.03, "alpha_lr": 0.3},
+}
+LESS_DECAY = BRANCH_SEARCH["grid"][0] | {"lr": 0.03}
 PFEDMB = (
     PFEDMB_TABLE1,
     *map(pfedmb_table2, TABLE2_SETTINGS),
     *map(pfedmb_branches, TABLE2_SETTINGS),
     *map(pfedmb_decay, ("random2-50", "random2-15")),
-    pfedmb_slower(),
-    pfedmb_momentum(),
-    pfedmb_decay_of_table1(),
-)
+    # where would rows end on CIFAR-100 at the next lower rate, which a short search passed over?
+    our_addition(
+        "cifar100-50",
+        SLOWER,
+        "at the next lower rate",
+        "FedAvg, FedProx, IFCA and pFedMB as in that table with the paper's budget, all other settings included, but at the next "
+        f"lower rate of their ladders; searches of {SEARCHED['search_rounds']} rounds chose the higher one.",
+        [(f"{method}-slower", method, f"rate {chosen['lr']}", chosen) for method, chosen in LOWER_RATES.items()],
+    ),
+    # with unequal mixtures, where would FedAvg end with the optimizer that IFCA's search chose?
+    our_addition(
+        "dirichlet-50",
+        MOMENTUM,
+        "FedAvg with momentum",
+        "FedAvg as in that table with the paper's budget, but with momentum {momentum} and rate {lr}, as "
+        "IFCA's search chose them; FedAvg's own chose plain SGD, by less than half a point.".format(**STARTS[0]),
+        [("fedavg-momentum", "fedavg", f"momentum {STARTS[0]['momentum']}", STARTS[0])],
+    ),
+    # is it weight decay, with which eq. 5 is best, that holds eq. 6 back?
+    our_addition(
+        "table1",
+        decay_name("table1"),
+        "eq. 6 with less weight decay",
+        "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
+        f"decay {LESS_DECAY['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
+        [
+            ("pfedmb-plain-decay", "pfedmb", f"eq. 6, weight decay {LESS_DECAY['weight_decay']}",
+             LESS_DECAY | SHARED_ALPHA | {"aggregation": "plain"})
+        ],
+        PFEDMB_TABLE1.seeds,
+    ),
+)  # fmt: skip
 
 
 # ---- what runs decide ------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def best_branches(experiment: Experiment, found: Runs) -> Rows:
     lacking = [arm.label for arm in experiment.arms if not found[arm.key]]
     chosen = max(scores, key=lambda number: scores[number]) if len(scores) > 1 else np.nan
     (words,) = (
-        one[3] for name, one in TABLE2_SETTINGS.items() if experiment.name.startswith(branches_name(name))
+        one.words for name, one in TABLE2_SETTINGS.items() if experiment.name.startswith(branches_name(name))
     )
     yield {
         "Setting": words,
