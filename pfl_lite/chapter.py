@@ -17,8 +17,6 @@ from pfl_lite.papers.experiment import stored_folder
 
 LENGTHS = {"quick": 1, "full": 10}
 QUICK_IMAGES = 2000  # training images of a quick chapter, about as many as the embedded data have
-
-
 _ROOMS = {
     "data.partition": "partition",
     "engine.evaluate": "whole_test",

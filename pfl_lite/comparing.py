@@ -25,8 +25,6 @@ from pfl_lite.papers.statement import by_unit, estimate
 OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
 LONGEST = 200  # letters of a row's name in a file's name
-
-
 Files = dict[tuple[str, int], tuple[Path, Path]]
 """Row and seed -> files of a run's report and checkpoint."""
 

@@ -26,8 +26,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "dtype": tuple(DTYPES),
 }
 """Settings that are one of some words."""
-
-
 GONE = {"convolution"}
 """Settings of earlier versions, which stored results still name: they said how a run was computed."""
 MACHINE_KEYS = {"device", "engine", "clients_per_batch", "graphs", "tf32", *GONE}

@@ -427,8 +427,6 @@ _TORCHVISION_NAMES = {
 }  # fmt: skip
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _WRITERS = ("train_writers", "test_writers")
-
-
 _OWN: dict[str, Images] = {}  # those that `register_images` was given, by name
 
 

@@ -54,8 +54,6 @@ class Methods(UserDict[str, "type[Method]"]):
 
 
 METHODS = Methods(_CLASSES)
-
-
 MANY = 10_000  # of branches, clusters, epochs, units of a layer: what is more would fill a memory
 
 

@@ -524,8 +524,7 @@ def fewer_floats(mine: Runs, _: float) -> ClaimResult:
     return ClaimResult(statistic, decided, max(largest), threshold=1.0, note=f"mean ratios {note}")
 
 
-def of_fig2(setting: str) -> None:
-    """M3 and M4 on a data set."""
+for setting in FIG2_SETTINGS:
     experiment, suffix = fig2_name(setting), "" if setting == "emnist" else f"-{setting}"
     arms = [f"fedavg-{depth}" for depth in FIG2_BLOCKS] + [f"fedmn-{blocks}" for blocks in FIG2_DEPTHS]
     text = f"On {setting} FedMN sends fewer floats in 20 rounds than FedAvg with as many layers, router included (Fig. 2)"
@@ -543,10 +542,6 @@ def of_fig2(setting: str) -> None:
             *ahead(experiment, "fedavg-8", "fedavg-10"),
         ],
     )
-
-
-for setting in FIG2_SETTINGS:
-    of_fig2(setting)
 
 
 def last_logits(run: Run) -> Array:
@@ -621,8 +616,6 @@ def annealing_hardens(runs: Runs, level: float) -> ClaimResult:
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
 
 says = sentences_of("FedMN")
-
-
 FEDEM_PRINTS = {"CIFAR10": 84.3, "CIFAR100": 44.1}  # FedEM's own column where FedMN's table has other numbers
 FEDEM_COMPONENTS = 3  # in all of FedEM's experiments
 

@@ -147,8 +147,6 @@ PFLMOE = tuple(pflmoe(pair, alpha) for pair in MOE_PAIRS for alpha in MOE_ALPHAS
 
 LOCAL, GLOBAL = "local_test", "global_test"
 GATED = ("pfl_mf", "pfl_mfe")  # as in the paper; the rows as in its code are our addition
-
-
 ALL = tuple(experiment.name for experiment in PFLMOE)
 FASHION = tuple(name for name in ALL if "fmnist" in name)
 CIFAR = tuple(name for name in ALL if "cifar10" in name)
