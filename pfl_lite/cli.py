@@ -11,7 +11,6 @@ import shlex
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -530,7 +529,7 @@ def run(
         from pfl_lite.atomic_files import locked, write_json
         from pfl_lite.engine.processes import over_processes
         from pfl_lite.engine.report import safetensors_for
-        from pfl_lite.engine.simulation import Simulation
+        from pfl_lite.engine.simulation import Simulation, sign_of_life
         from pfl_lite.show.text import render_opening, render_report
 
         if save is not None:
@@ -551,19 +550,7 @@ def run(
         tell(
             "no client has test images, so that no accuracy is reported: a partition's file lists them under test"
         )
-    said = time.monotonic()
-
-    def sign_of_life(clients: str = "") -> bool:
-        nonlocal said
-        if not clients and sys.stderr.isatty():  # the bar says it
-            said = time.monotonic()
-        elif time.monotonic() - said > 30:
-            tell(f"round {simulation.round} of {config.rounds}{clients}", prefix="")
-            said = time.monotonic()
-        return False
-
-    simulation.map.progress = lambda done, of: sign_of_life(f": client {done} of {of}")
-    simulation.run(checkpoint=checkpoint, stop=sign_of_life)
+    simulation.run(checkpoint=checkpoint, stop=sign_of_life(simulation))
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
     if out is not None:

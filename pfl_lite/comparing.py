@@ -17,7 +17,7 @@ import pandas as pd
 from pfl_lite.atomic_files import check_writable, locked, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.simulation import prepared, run
+from pfl_lite.engine.simulation import prepared, sign_of_life
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
@@ -123,7 +123,9 @@ def _trained(
         for seed in seeds:
             started = time.perf_counter()
             kept = files.get((row.name, seed))
-            sim = run(row.method, **shared | row.own, seed=seed, checkpoint=kept and kept[1])
+            sim = prepared(row.method, **shared | row.own, seed=seed)
+            with locked(kept and kept[1]):
+                sim.run(checkpoint=kept and kept[1], stop=sign_of_life(sim, f"{row.name} seed {seed}: "))
             metric, report = sim.history.metric, sim.report()
             if kept:
                 write_json(kept[0], report)

@@ -663,15 +663,17 @@ def test_what_another_call_trains_is_left_to_it(tmp_path: Path) -> None:
 
 def test_a_long_round_says_which_client_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(step=40)
-    monkeypatch.setattr("pfl_lite.cli.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     short = ["--data", "digits", "--model", "linear", "--clients", "4", "--rounds", "1"]
     told = call("run", "local", *short).stderr
-    assert "round 1 of 1: client 2 of 4" in told
+    assert "\nround 1 of 1: client 2 of 4" in told
+    told = call("compare", "local", "fedavg", "--seeds", "2,", *short).stderr
+    assert "\nfedavg seed 2: round 1 of 1: client 2 of 4" in told
 
 
 def test_a_terminal_with_a_bar_is_told_of_long_rounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
-    monkeypatch.setattr("pfl_lite.cli.tell", lambda message, **_: told.append(message))
+    monkeypatch.setattr("tqdm.tqdm.write", lambda message, **_: told.append(message))
     screen = type("Screen", (io.StringIO,), {"isatty": lambda self: True})
     monkeypatch.setattr("sys.stderr", screen())
     short = ["--data", "digits", "--model", "linear", "--clients", "4", "--rounds", "12"]
@@ -680,7 +682,7 @@ def test_a_terminal_with_a_bar_is_told_of_long_rounds_alone(monkeypatch: pytest.
         (20, True),
     ):  # seconds a look at the clock, of which a round has ten or so
         clock = itertools.count(step=step)
-        monkeypatch.setattr("pfl_lite.cli.time.monotonic", lambda clock=clock: next(clock))
+        monkeypatch.setattr("time.monotonic", lambda clock=clock: next(clock))
         told.clear()
         app(["run", "local", *short], standalone_mode=False)
         assert bool(told) == expected

@@ -247,19 +247,22 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes()))
 
 
-def test_fashion_mnist_is_converted(folder: Path, monkeypatch: pytest.MonkeyPatch, tv: Any) -> None:
+@pytest.mark.parametrize(("name", "published"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+def test_mnist_and_fashion_mnist_are_converted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tv: Any, name: str, published: str
+) -> None:
     data = arrays()
-    raw, resources = folder / "downloads" / "FashionMNIST" / "raw", []
+    raw, resources = folder / "downloads" / published / "raw", []
     for prefix, split in (("train", "train"), ("t10k", "test")):
         for suffix, part in (("images-idx3-ubyte.gz", "images"), ("labels-idx1-ubyte.gz", "labels")):
             path = raw / f"{prefix}-{suffix}"
             write_idx(path, data[f"{split}_{part}"])
             resources.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
-    monkeypatch.setattr(tv.FashionMNIST, "resources", resources)
-    loaded = load("fashion_mnist")
+    monkeypatch.setattr(getattr(tv, published), "resources", resources)
+    loaded = load(name)
     for key, value in data.items():
         assert np.array_equal(getattr(loaded, key), value)
-    assert (folder / "fashion_mnist.npz").exists()
+    assert (folder / f"{name}.npz").exists()
 
 
 def test_emnist_is_converted_and_put_upright(folder: Path, monkeypatch: pytest.MonkeyPatch, tv: Any) -> None:
@@ -467,7 +470,7 @@ def test_one_pool(folder: Path) -> None:
 # --- files that are there already, or should be ---
 
 
-@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10", "cifar100", "emnist"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100", "emnist"])
 def test_no_data_and_no_network(folder: Path, name: str) -> None:
     with pytest.raises(InputError) as raised:
         load(name)
@@ -592,6 +595,7 @@ def test_cards() -> None:
         "digits",
         "glyphs",
         "glyphs10",
+        "mnist",
         "fashion_mnist",
         "cifar10",
         "cifar100",
@@ -602,7 +606,7 @@ def test_cards() -> None:
         assert card.name == name and card.source and card.licence and card.how_to_get
         assert len(card.mean) == len(card.std) == card.channels
         assert len(set(card.classes)) == len(card.classes)
-    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 10, 100, 62, 62]
+    assert [len(card.classes) for card in cards.values()] == [10, 62, 10, 10, 10, 10, 100, 62, 62]
     with pytest.raises(InputError, match="did you mean cifar10"):
         load("cifar1O")
 

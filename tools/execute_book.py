@@ -142,7 +142,10 @@ def main() -> int:
             # A worker answers signals as its notebook does, and would go on to the next. A kernel ends once its worker is gone.
             for worker in active_children():
                 worker.kill()
-            print("interrupted: the chapters that are named above with ok have run", flush=True)
+            print(
+                "interrupted: what is named above with ok has run, and runs again at the next call",
+                flush=True,
+            )
             return 130
     note.parent.mkdir(exist_ok=True)
     note.write_text(json.dumps(took, indent=1), encoding="utf-8")

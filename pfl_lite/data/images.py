@@ -334,6 +334,21 @@ _CARDS = (
         writers=glyphs.WRITERS,
     ),
     Card(
+        name="mnist",
+        title="MNIST",
+        source="Y. LeCun, L. Bottou, Y. Bengio and P. Haffner (1998), Gradient-based learning applied to document recognition",
+        licence="CC BY-SA 3.0",
+        classes=tuple("0123456789"),
+        size=28,
+        channels=1,
+        train_size=60_000,
+        test_size=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+        how_to_get=_TORCHVISION.format(name="mnist"),
+        note="Handwritten digits. No chapter and no table needs them, but most people try them first.",
+    ),
+    Card(
         name="fashion_mnist",
         title="Fashion-MNIST",
         source="H. Xiao, K. Rasul and R. Vollgraf (2017), arXiv:1708.07747",
@@ -423,7 +438,7 @@ _CARDS = (
     ),
 )
 _TORCHVISION_NAMES = {
-    "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "emnist": "EMNIST",
+    "mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100", "emnist": "EMNIST",
 }  # fmt: skip
 _KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 _WRITERS = ("train_writers", "test_writers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -347,6 +348,28 @@ class Simulation(Rounds):
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
         write_models(Path(path), self.config.as_dict()["method"], groups)
+
+
+def sign_of_life(simulation: Simulation, name: str = "") -> Callable[[], bool]:
+    """A `stop` that never stops a run, but says every 30 seconds how far it is, above the bar or where there is none.
+
+    On a terminal the bar counts the rounds, so that only the clients of a long one are told.
+    """
+    said = time.monotonic()
+
+    def sign(clients: str = "") -> bool:
+        nonlocal said
+        if not clients and sys.stderr.isatty():
+            said = time.monotonic()
+        elif time.monotonic() - said > 30:
+            tqdm.write(
+                f"{name}round {simulation.round} of {simulation.config.rounds}{clients}", file=sys.stderr
+            )
+            said = time.monotonic()
+        return False
+
+    simulation.map.progress = lambda done, of: sign(f": client {done} of {of}")
+    return sign
 
 
 def prepared(
