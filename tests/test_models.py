@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 from urllib.error import URLError
@@ -201,6 +202,15 @@ def test_mixing_weights_is_mixing_layer_outputs() -> None:
     plain = collapse(stack_branches([dict(layer.named_parameters()) for layer in layers]), alpha)  # eq. 1
     mixed_outputs = sum(a * layer(x) for a, layer in zip(alpha, layers, strict=True))  # eq. 2
     assert torch.allclose(torch.conv2d(x, plain["weight"], plain["bias"]), mixed_outputs, atol=1e-12)
+
+
+def test_copies_that_are_all_the_same_are_warned_of() -> None:
+    one, other = (dict(nn.Linear(2, 3).named_parameters()) for _ in range(2))
+    with pytest.warns(UserWarning, match="all the same, so that they learn the same"):
+        stack_branches([one, one])
+    with warnings.catch_warnings(action="error"):
+        stack_branches([one])
+        stack_branches([one, one | {"bias": other["bias"]}])
 
 
 def test_branches_of_different_architectures_are_refused() -> None:

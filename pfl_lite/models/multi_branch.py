@@ -8,6 +8,7 @@ same argument every layer that holds parameters is branched, not only convolutio
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,8 +21,15 @@ from pfl_lite.models.network import layers_of
 
 
 def stack_branches(copies: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack B plain parameter sets into branches: every tensor [...] becomes [B, ...]."""
-    return {name: torch.stack([plain[name] for plain in copies]) for name in copies[0]}
+    """Stack B plain parameter sets into branches: every tensor [...] becomes [B, ...]; warns where all copies are the same."""
+    first, *others = copies
+    if others and all(torch.equal(first[name], plain[name]) for plain in others for name in first):
+        warnings.warn(
+            "this method starts from several copies of the network, and here they are all the same, so that they learn the same: "
+            "where the network loads its weights, leave the last layer as it is drawn",
+            stacklevel=2,
+        )
+    return {name: torch.stack([plain[name] for plain in copies]) for name in first}
 
 
 def weights_by_name(alpha: Tensor, names: Sequence[str], *, shared: bool) -> dict[str, Tensor]:
