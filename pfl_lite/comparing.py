@@ -25,7 +25,7 @@ from pfl_lite.papers.statement import by_unit, estimate
 OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
 LONGEST = 200  # letters of a row's name in a file's name
-Files = dict[tuple[str, int], tuple[Path, Path]]
+_Files = dict[tuple[str, int], tuple[Path, Path]]
 """Row and seed -> files of a run's report and checkpoint."""
 
 
@@ -91,7 +91,7 @@ def compare(
 
 def _checked(
     rows: list[Row], seeds: list[int], on: str, keep: Path | str | None, shared: dict[str, Any]
-) -> Files:
+) -> _Files:
     """The files of each run, none if nothing is kept; raises an InputError for what cannot be, before any run starts."""
     with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
         for row in rows:
@@ -113,7 +113,7 @@ def _checked(
 
 
 def _trained(
-    rows: list[Row], seeds: list[int], on: str, files: Files, shared: dict[str, Any]
+    rows: list[Row], seeds: list[int], on: str, files: _Files, shared: dict[str, Any]
 ) -> pd.DataFrame:
     """The table, from runs that are trained one after another."""
     first: np.ndarray | None = None
@@ -152,7 +152,7 @@ def _trained(
     return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
 
 
-def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> Files:
+def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> _Files:
     files = {}
     for row, seed in product(rows, seeds):
         name = re.sub(r"[^\w.=,-]+", "-", row.name)[:LONGEST]
