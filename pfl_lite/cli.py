@@ -106,14 +106,14 @@ def setting_hint(error: Exception, words: list[str]) -> str | None:
     """How a setting is given: a method's that was taken for an option of a command that trains, or another library's name."""
     if not (given := getattr(error, "option_name", "")):
         return None  # without an option there is no need to wait for the methods, which load torch
-    from pfl_lite.methods import METHODS
+    from pfl_lite.methods import METHODS, owners_of
 
     name = given.lstrip("-").replace("-", "_")
     command = getattr(getattr(error, "ctx", None), "command", None)
     if name == "set" and getattr(command, "name", "") == "compare":
         return "compare has no --set: a method's settings follow its name, as in ditto:lam=0.1"
     options = {option.name for option in getattr(command, "params", ())}
-    owners = [method.name for method in METHODS.values() if name in method.__dataclass_fields__]
+    owners = owners_of(name)
     if not owners:
         here = ELSEWHERE.get(name, "")
         known = re.match(r"\w*", here)

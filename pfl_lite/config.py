@@ -12,7 +12,7 @@ from pfl_lite import schema
 from pfl_lite.data.images import SPLIT_MODES
 from pfl_lite.data.partition import is_file, load_partition, pinned
 from pfl_lite.errors import InputError, unknown
-from pfl_lite.methods import METHODS, Method, convert, convert_settings, make_method
+from pfl_lite.methods import METHODS, Method, convert, convert_settings, make_method, owners_of
 from pfl_lite.methods.fedavg import FedAvg
 from pfl_lite.models import auto_network
 
@@ -246,7 +246,7 @@ def make_config(method: str | Method, **settings: Any) -> RunConfig:
     kind = METHODS.get(method) if isinstance(method, str) else type(method)
     if kind is not None and (strange := own.keys() - {f.name for f in fields(kind)}):
         its, name = [f.name for f in fields(kind)], sorted(strange)[0]
-        owners = [one.name for one in METHODS.values() if name in one.__dataclass_fields__]
+        owners = owners_of(name)
         others = f"{name} is a setting of {', '.join(owners)}; " if owners else ""
         listed = (
             f"its own: {', '.join(its) or 'none'}; {others}`pfl-lite run --help` lists those of every run"

@@ -68,6 +68,11 @@ def known(name: str) -> str:
     return name
 
 
+def owners_of(setting: str) -> list[str]:
+    """The methods that have a setting of this name."""
+    return [method.name for method in METHODS.values() if setting in method.__dataclass_fields__]
+
+
 def make_method(name: str, **settings: Any) -> Method:
     """Build a method by name; settings may be strings, as they come from a command line.
 
