@@ -489,7 +489,9 @@ def run(
     ),
     set_: list[str] | None = typer.Option(None, "--set", help="name=value: a hyper-parameter of the method"),
     workers: Workers = 1,
-    out: Path | None = file_option(".json with every round and the clients' final numbers"),
+    out: Path | None = file_option(
+        ".json with every round and the clients' final numbers, or .csv with a row for each round"
+    ),
     save: Path | None = file_option(
         ".npz or .safetensors with initial/, global/, personal/ (as scored last) and state/ arrays"
     ),
@@ -511,7 +513,8 @@ def run(
     """
     given = settings["data"], settings["partition"]
     saved = save, (".npz", ".safetensors")
-    check_inputs_and_outputs(force, *given, out=(out, (".json",)), save=saved, checkpoint=(checkpoint, ()))
+    written = out, (".json", ".csv")
+    check_inputs_and_outputs(force, *given, out=written, save=saved, checkpoint=(checkpoint, ()))
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     method, named = named_method(method)
@@ -526,7 +529,7 @@ def run(
     with warnings.catch_warnings(record=True) as advice:
         warnings.simplefilter("always")
         config = make_config(method, **options, **own)  # what it refuses need not wait for the engine
-        from pfl_lite.atomic_files import locked, write_json
+        from pfl_lite.atomic_files import locked, write_bytes, write_json
         from pfl_lite.engine.processes import over_processes
         from pfl_lite.engine.report import safetensors_for
         from pfl_lite.engine.simulation import Simulation, sign_of_life
@@ -554,7 +557,10 @@ def run(
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
     if out is not None:
-        write_json(out, report)
+        if out.suffix.lower() == ".csv":
+            write_bytes(out, simulation.history.means().to_csv(index=False).encode())
+        else:
+            write_json(out, report)
         typer.echo(f"wrote {out}")
     if save is not None:
         simulation.save_models(save)

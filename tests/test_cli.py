@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -138,6 +139,21 @@ def test_run_writes_what_it_promises(tmp_path: Path) -> None:
     assert report["images_per_second"] > 0 and {"torch", "pfl_lite"} <= report["versions"].keys()
     module = load_model(save, make_network("small_cnn", 1, 8, 10, dtype=torch.float64), client=0)
     assert sum(p.numel() for p in module.parameters()) == 3_658
+
+
+def test_a_history_is_also_written_as_a_table_with_a_row_for_each_round(tmp_path: Path) -> None:
+    short = ["--model", "linear", "--clients", 4, "--rounds", 2, "--unseen", 1, "--ft-epochs", 1]
+    for name in ("run.json", "run.CSV"):
+        assert call("run", "fedavg", *short, "--out", tmp_path / name).exit_code == 0
+    rounds = json.loads((tmp_path / "run.json").read_text())["rounds"]
+    rows = pd.read_csv(tmp_path / "run.CSV")
+    assert list(rows["round"]) == [0, 1, 2] and {"floats_up", "personal_loss"} < {*rows.columns}
+    assert {*rows.columns} == {
+        name for entry in rounds for name, value in entry.items() if np.isscalar(value)
+    }
+    for row, entry in zip(rows.to_dict("records"), rounds, strict=True):
+        assert all(entry.get(name) == value for name, value in row.items() if not np.isnan(value))
+    assert rows["tuned_accuracy"].isna().tolist() == [True, True, False]  # only the last round has it
 
 
 def test_models_saved_as_safetensors_are_those_of_the_npz(
@@ -498,7 +514,7 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--lr", "inf"], "lr must be a number"),
         (["run", "fedavg", "--out", "nul\0x.json"], "is no name of a file"),
         (["run", "fedavg", "--partition", "nul\0x.npz"], "no name of a file"),
-        (["run", "fedavg", "--out", "."], "must end in .json"),
+        (["run", "fedavg", "--out", "."], "must end in .json or .csv"),
         (["notebooks", ""], "is no name of a file"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
@@ -511,7 +527,7 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--rounds", "0"], "rounds must be 1 or more"),
         (["run", "fedavg", "--save", "no/such/folder/x.npz"], "not a folder that exists"),
         (["run", "fedavg", "--save", "models.txt"], "models.txt must end in .npz or .safetensors"),
-        (["run", "fedavg", "--out", "run.npz"], "--out run.npz must end in .json"),
+        (["run", "fedavg", "--out", "run.npz"], "--out run.npz must end in .json or .csv"),
         (
             ["run", "fedavg", "--out", "x.json", "--checkpoint", "./x.json"],
             "--out and --checkpoint both name",

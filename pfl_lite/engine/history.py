@@ -138,6 +138,16 @@ class History:
                 ]
         return pd.DataFrame(rows, columns=["round", "client", "model", "split", "quantity", "value"])
 
+    def means(self) -> pd.DataFrame:
+        """A row a round: the floats that it moved and the means over clients, in columns named as in `rounds`, lists left out."""
+        import pandas as pd
+
+        kept = [
+            {name: value for name, value in entry.items() if not isinstance(value, list | dict)}
+            for entry in self.rounds
+        ]
+        return pd.DataFrame(kept)
+
     def curve(self, name: str = "personal_accuracy") -> tuple[list[int], list[float]]:
         """Rounds and values of one mean, e.g. `plt.plot(*history.curve("tuned_accuracy"))`; InputError if there is none."""
         if self.rounds and not any(name in entry for entry in self.rounds):
