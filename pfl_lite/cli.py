@@ -33,6 +33,7 @@ LISTS_HELP = (
     "(train, val) and test images; val and test may be left out"
 )
 LONGEST_BUDGET = 10_000 * 3600  # seconds
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class PoliteGroup(TyperGroup):
@@ -269,6 +270,15 @@ def check_inputs_and_outputs(
         check_writable(path, force or name == "checkpoint")
 
 
+def write_figure(path: Path, figure: Any) -> None:
+    """Write a figure as its file's ending says, and say so."""
+    from pfl_lite.atomic_files import atomic_path
+
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:].lower())
+    typer.echo(f"wrote {path}", err=True)  # a table may stand on the standard output
+
+
 @app.command()
 def methods(name: str | None = typer.Argument(None, help="explain this method's settings")) -> None:
     """List the methods with their hyper-parameters and defaults, or explain one method.
@@ -372,7 +382,6 @@ def partition(
     all three index the training images followed by the test images. `pfl-lite run --partition FILE` has the
     same clients again.
     """
-    from pfl_lite.atomic_files import atomic_path
     from pfl_lite.data.federation import Federation
     from pfl_lite.data.images import load
     from pfl_lite.data.partition import ENDINGS, is_file, load_partition, save_partition
@@ -380,7 +389,7 @@ def partition(
     from pfl_lite.show.text import listed
 
     given = settings["data"], settings["partition"]
-    check_inputs_and_outputs(force, *given, out=(out, ENDINGS), plot=(plot, (".png", ".svg", ".pdf")))
+    check_inputs_and_outputs(force, *given, out=(out, ENDINGS), plot=(plot, PICTURES))
     if is_file(settings["partition"]) and not asked_for(context, "clients"):
         settings["clients"] = len(load_partition(settings["partition"]))
     images = load(settings["data"]).with_split(settings["split"])
@@ -399,9 +408,7 @@ def partition(
     if plot is not None:
         from pfl_lite.show.plots import plot_partition
 
-        with atomic_path(plot) as temporary:
-            plot_partition(federation).savefig(temporary, format=plot.suffix[1:].lower())
-        typer.echo(f"wrote {plot}")
+        write_figure(plot, plot_partition(federation))
 
 
 @app.command()
@@ -492,6 +499,7 @@ def run(
     out: Path | None = file_option(
         ".json with every round and the clients' final numbers, or .csv with a row for each round"
     ),
+    plot: Path | None = file_option("picture of accuracy and loss over the rounds (.png, .svg, .pdf)"),
     save: Path | None = file_option(
         ".npz or .safetensors with initial/, global/, personal/ (as scored last) and state/ arrays"
     ),
@@ -512,9 +520,9 @@ def run(
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
     given = settings["data"], settings["partition"]
-    saved = save, (".npz", ".safetensors")
-    written = out, (".json", ".csv")
-    check_inputs_and_outputs(force, *given, out=written, save=saved, checkpoint=(checkpoint, ()))
+    files: dict[str, Any] = {"out": (out, (".json", ".csv")), "plot": (plot, PICTURES)}
+    files |= {"save": (save, (".npz", ".safetensors")), "checkpoint": (checkpoint, ())}
+    check_inputs_and_outputs(force, *given, **files)
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     method, named = named_method(method)
@@ -562,6 +570,10 @@ def run(
         else:
             write_json(out, report)
         typer.echo(f"wrote {out}")
+    if plot is not None:
+        from pfl_lite.show.plots import plot_history
+
+        write_figure(plot, plot_history(simulation.history, simulation.method.name))
     if save is not None:
         simulation.save_models(save)
         typer.echo(f"wrote {save}")
@@ -583,6 +595,10 @@ def compare(
     keep: Path | None = typer.Option(
         None, file_okay=False, help="folder for each run's report and checkpoint; what is there goes on"
     ),
+    plot: Path | None = file_option(
+        "picture of the accuracy over the rounds, before any fine-tuning (.png, .svg, .pdf)"
+    ),
+    force: Force = False,
     **settings: Any,
 ) -> None:
     """Run several methods with several seeds, and say by how many points each is ahead of the first one.
@@ -592,6 +608,7 @@ def compare(
     `difference` is paired by seed and client, and `low` and `high` are its 95% interval: if it contains zero, the runs cannot say
     which of the two methods is better.
     """
+    check_inputs_and_outputs(force, settings["data"], settings["partition"], plot=(plot, PICTURES))
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     rows: dict[str, dict[str, str]] = {}
     for word in methods:
@@ -614,12 +631,22 @@ def compare(
     which = numbers[0] if "," not in seeds else numbers
     frame = table(rows, which, workers=workers, on=on, keep=keep, **options)
     what = "In percent of validation images" if on == "val" else "In percent"
+    curves = frame.attrs.pop("curves")
     if format != "csv":
         frame = frame.map("{:.2f}".format).replace("nan", "-")
     frame.attrs["title"] = (
         f"{what}, and in points from {methods[0]} with a 95% interval over seeds and clients"
     )
     typer.echo(render(frame.reset_index(), format), nl=False)
+    if plot is not None:
+        import pandas as pd
+
+        from pfl_lite.show.plots import plot_curves, shades
+
+        colors = shades({word: own["method"] for word, own in rows.items()})
+        images = {"test": "test", "val": "validation"}[on]
+        told = f"mean {images} accuracy of the clients (%)"
+        write_figure(plot, plot_curves(pd.DataFrame(curves), ylabel=told, colors=colors))
 
 
 def tell(message: object, *_: object, prefix: str = "pfl-lite: ", **__: object) -> None:

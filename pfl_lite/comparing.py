@@ -69,7 +69,8 @@ def compare(
         has `ft_epochs` (for tables of numbers it is `r2`, times 100). Clients that are held out (`unseen`) do not count.
         `difference` is the mean of a row minus the first row in points, paired by seed and client, over the clients that have
         such images with every seed. `low` and `high` are its 95% t interval over seeds and clients. All three are NaN in the
-        first row. A single seed shows only a part of its error, so its interval is widened.
+        first row. A single seed shows only a part of its error, so its interval is widened. The learning curves, before any
+        fine-tuning, are under `attrs`: `plots.plot_curves(pd.DataFrame(table.attrs["curves"]))` draws them.
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
@@ -117,7 +118,7 @@ def _trained(
 ) -> pd.DataFrame:
     """The table, from runs that are trained one after another."""
     first: np.ndarray | None = None
-    table = []
+    table, curves = [], []
     for at, row in enumerate(rows):
         scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
         for seed in seeds:
@@ -127,6 +128,8 @@ def _trained(
             with locked(kept and kept[1]):
                 sim.run(checkpoint=kept and kept[1], stop=sign_of_life(sim, f"{row.name} seed {seed}: "))
             metric, report = sim.history.metric, sim.report()
+            points = zip(*sim.history.curve(f"{'val_' * (on == 'val')}personal_{metric}"), strict=True)
+            curves += [{"method": row.name, "seed": seed, "round": n, "value": value} for n, value in points]
             if kept:
                 write_json(kept[0], report)
             scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
@@ -149,7 +152,9 @@ def _trained(
             found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
         table.append(found)
     columns = [metric, "difference", "low", "high"]
-    return pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
+    frame = pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
+    frame.attrs["curves"] = curves
+    return frame
 
 
 def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> _Files:

@@ -535,6 +535,11 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--save", "x.npz", "--checkpoint", "x.npz"], "--save and --checkpoint both name"),
         (["partition", "--out", "parts.csv"], "parts.csv must end in .npz or .json"),
         (["partition", "--plot", "x.xyz"], "x.xyz must end in .png or .svg or .pdf"),
+        (["run", "fedavg", "--plot", "x.csv"], "--plot x.csv must end in .png or .svg or .pdf"),
+        (
+            ["compare", "local", "fedavg", "--plot", "x.json"],
+            "--plot x.json must end in .png or .svg or .pdf",
+        ),
         (["partition", "--plot", "x"], "x must end in .png or .svg or .pdf"),
         (["reproduce", "pfedmb-table9"], "did you mean pfedmb-table"),
         (
@@ -709,6 +714,8 @@ def test_a_terminal_with_a_bar_is_told_of_long_rounds_alone(monkeypatch: pytest.
     [
         ("run local --model linear --clients 3 --rounds 1", "--out", "run.json"),
         ("run local --model linear --clients 3 --rounds 1", "--save", "models.npz"),
+        ("run local --model linear --clients 3 --rounds 1", "--plot", "run.svg"),
+        ("compare local --model linear --clients 3 --rounds 1 --seeds 1", "--plot", "curves.pdf"),
         ("partition --clients 3", "--out", "parts.npz"),
         ("partition --clients 3", "--plot", "parts.SVG"),
     ],

@@ -43,6 +43,10 @@ def test_a_row_is_the_mean_of_its_runs_and_their_paired_difference_from_the_firs
     assert frame.loc["local", ["difference", "low", "high"]].isna().all()
     lead = estimate(fedavg - local)
     assert frame.loc["fedavg", ["difference", "low", "high"]].tolist() == [lead.value, *lead.interval]
+    curves = [point for point in frame.attrs["curves"] if (point["method"], point["seed"]) == ("fedavg", 2)]
+    rounds, values = run("fedavg", seed=2, **SHORT).history.curve()
+    assert [point["round"] for point in curves] == rounds == [0, 1, 2]
+    assert [point["value"] for point in curves] == values and len(frame.attrs["curves"]) == 2 * 3 * 3
     lines = capsys.readouterr().err.splitlines()
     told = [line for line in lines if re.fullmatch(r"\w+ seed \d: [\d.]+% after [\d.]+ s, run \d of 6", line)]
     assert len(told) == 6 and told[0].startswith("local seed 0") and told[5].startswith("fedavg seed 2")

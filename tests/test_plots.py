@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from nbclient import NotebookClient
 from PIL import Image
 
+from pfl_lite.engine.history import History
 from pfl_lite.errors import InputError
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.show import plots
@@ -310,6 +311,36 @@ def test_figures_are_closed() -> None:
     plots.plot_clients(runs(), quantity="tuned")
     plots.plot_routes((1, 3, 2), WIRES)
     assert plt.get_fignums() == before
+
+
+def test_a_run_is_drawn_with_a_line_for_each_kind_of_model_that_differs() -> None:
+    personal = [{"personal_accuracy": 0.1 * t, "personal_loss": 2.0 - t} for t in range(3)]
+    alike = [entry | {"global_accuracy": entry["personal_accuracy"]} for entry in personal]
+    alike = [entry | {"global_loss": entry["personal_loss"]} for entry in alike]
+    unlike = [entry | {"global_accuracy": 0.5, "global_loss": 1.0} for entry in personal]
+    unlike[1] |= {"global_accuracy": None, "global_loss": None}
+    tuned = [*unlike[:-1], unlike[-1] | {"tuned_accuracy": 0.9, "tuned_loss": 0.1}]
+    for entries, method, names in (
+        (alike, "fedavg", ["personal models"]),
+        (tuned, "ditto", ["personal models", "global model", "after fine-tuning"]),
+    ):
+        rounds = [{"round": t, "clients": [0]} | entry for t, entry in enumerate(entries)]
+        figure = plots.plot_history(History(rounds), method)
+        for axes, quantity, scale in zip(figure.axes, ("accuracy", "loss"), (100, 1), strict=True):
+            lines = axes.get_lines()
+            assert [line.get_label() for line in lines] == names and axes.get_xlabel() == "round"
+            expected = [scale * entry[f"personal_{quantity}"] for entry in entries]
+            assert lines[0].get_ydata().tolist() == expected
+            assert lines[0].get_color() == plots.color(method)
+        assert drawn(figure)
+    assert lines[1].get_xdata().tolist() == [0, 2] and lines[2].get_xdata().tolist() == [2]
+
+
+def test_rows_of_one_method_are_told_apart_by_lighter_colors() -> None:
+    found = plots.shades({"local": "local", "ditto:lam=0.1": "ditto", "ditto:lam=1": "ditto", "x": "mine"})
+    assert [found[name] for name in ("local", "ditto:lam=0.1")] == ["#6e6e6e", plots.color("ditto")]
+    dark, light = (to_rgb(found[f"ditto:lam={lam}"]) for lam in ("0.1", "1"))
+    assert all(one < other < 0.9 for one, other in zip(dark, light, strict=True))
 
 
 def test_of_several_splits_and_models_the_clients_own_on_test_images_are_drawn() -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from pfl_lite.data.federation import Federation
+    from pfl_lite.engine.history import History
 
 # Okabe and Ito's palette for the methods met first, the others chosen far from them and from each other, also
 # for readers with red-green blindness (a test simulates it). So many colors cannot all be safe: markers
@@ -149,6 +150,16 @@ def color(method: str, otherwise: str = "") -> str:
     return next(filter(None, known), "#000000")
 
 
+def shades(rows: Mapping[str, str]) -> dict[str, str]:
+    """Colors of rows, name -> method: the method's own, and a lighter one for each further row of it."""
+    found = {}
+    for name, method in rows.items():
+        mates = [other for other, one in rows.items() if one == method]
+        palette = sns.light_palette(color(method), len(mates) + 1).as_hex()  # from nearly white
+        found[name] = palette[-1 - mates.index(name)]
+    return found
+
+
 def group_color(group: int) -> str:
     """The color of a group of clients; after six groups the colors come again."""
     return _GROUP_COLORS[group % len(_GROUP_COLORS)]
@@ -236,6 +247,35 @@ def plot_curves(
         )  # fmt: skip
         if title:
             axes.set_title(title)
+    plt.close(figure)
+    return figure
+
+
+def plot_history(history: History, method: str = "") -> Figure:
+    """Draw a run over its rounds: on the left the mean test accuracy of the clients, on the right their mean loss.
+
+    Each kind of model that was scored has a line; the clients' own models have the color of `method`, whose name stands above.
+    """
+    own, table = color(method), history.means().set_index("round")
+    kinds = {
+        "personal": ("personal models", own, "o-"),
+        "global": ("global model", "#4D4D4D", "s--"),
+        "tuned": ("after fine-tuning", own, "*:"),
+    }
+    with plt.rc_context(STYLE | {"lines.markersize": 7}):
+        figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.4))
+        for axes, quantity in zip(panels, (history.metric, "loss"), strict=True):
+            percent = quantity == "accuracy"
+            for kind, (name, shade, mark) in kinds.items():
+                line = table.get(f"{kind}_{quantity}")
+                if line is None or (kind == "global" and line.equals(table[f"personal_{quantity}"])):
+                    continue
+                line = line.dropna().astype(float) * (100 if percent else 1)
+                axes.plot(line.index, line, mark, color=shade, label=name, markevery=max(1, len(line) // 8))
+            axes.set(xlabel="round", ylabel=f"mean test {quantity}{' (%)' * percent}")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_title(label(method))
+        panels[1].legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     plt.close(figure)
     return figure
 
@@ -371,7 +411,9 @@ def _wiring(axes: Axes, blocks: Sequence[int], on: torch.Tensor, shade: str, lar
 def _method_of(name: str) -> str:
     """The longest method name that `name` starts with, or `name`."""
     name = name.replace("-", "_")
-    starts = (one for one in METHOD_COLORS if name == one or name.startswith((f"{one}_", f"{one}+")))
+    starts = (
+        one for one in METHOD_COLORS if name == one or name.startswith((f"{one}_", f"{one}+", f"{one}:"))
+    )
     return max(starts, key=len, default=name)
 
 
