@@ -644,8 +644,7 @@ def compare(
         from pfl_lite.show.plots import plot_curves, shades
 
         colors = shades({word: own["method"] for word, own in rows.items()})
-        images = {"test": "test", "val": "validation"}[on]
-        told = f"mean {images} accuracy of the clients (%)"
+        told = f"mean {'validation' if on == 'val' else 'test'} accuracy of the clients (%)"
         write_figure(plot, plot_curves(pd.DataFrame(curves), ylabel=told, colors=colors))
 
 

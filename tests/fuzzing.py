@@ -831,7 +831,8 @@ def model_files(random: Random) -> Case:
     path, wrong = Good.folder / f"{method}.npz", True
     state = random.randrange(2**32)
     make: Callable[[Path], Any] = lambda at: shutil.copy(path, at / "m.npz")  # noqa: E731
-    how = random.choice(["client", "bytes", "array", "array", "method"])
+    how = random.choice(["client", "bytes", "array", "array", "method", "network"])
+    named = how == "network" or random.random() < 0.5  # the network is then the file's
     if how == "client":
         client = random.choice(["a", 1.5, -1, 99, 10**30, [0], "0", float("nan"), {}])
     elif how == "bytes":
@@ -840,10 +841,10 @@ def model_files(random: Random) -> Case:
     else:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-        if how == "method":
-            stored = json.loads(str(arrays["method"]))
+        if how in ("method", "network"):
+            key, stored = how, json.loads(str(arrays[how]))
             how, value = changed(stored, random, 2)
-            arrays["method"] = np.array(
+            arrays[key] = np.array(
                 random.choice([json.dumps(value), json.dumps(value), "[" * 100_000, "5", '"fedavg"', "null"])
             )
             wrong = False
@@ -872,7 +873,7 @@ def model_files(random: Random) -> Case:
         make = lambda at: np.savez(at / "m.npz", **arrays)  # noqa: E731
 
     def act(at: Path) -> str | None:
-        network = make_network("linear", 1, 8, 10)
+        network = None if named else make_network("linear", 1, 8, 10)
         try:
             load_model(at / "m.npz", network, client=client)(torch.zeros(2, 1, 8, 8))
         except InputError as error:

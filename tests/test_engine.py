@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from pfl_lite.engine.rounds import finite
 from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, FedProx
-from pfl_lite.models import make_network
+from pfl_lite.models import NETWORKS, make_network
 
 
 @pytest.fixture(scope="module")
@@ -409,6 +410,38 @@ def test_saved_models_load_into_plain_torch(federation: Any, tmp_path: Path) -> 
         load_model(tmp_path / "models.npz", other)
     with pytest.raises(InputError, match=r"there is no file .*other\.npz: name one that"):
         load_model(tmp_path / "other.npz", sim.network)
+
+
+def test_a_file_of_models_names_its_network_and_how_its_images_are_normalized(
+    federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim, path = train("ditto", federation, model="mlp"), tmp_path / "models.npz"
+    sim.save_models(path)
+    x = federation.test_images[:5]
+    for client in (None, 3):
+        given, found = load_model(path, sim.network, client), load_model(path, client=client)
+        assert torch.equal(given(x), found(x))
+    with np.load(path) as file:
+        arrays = dict(file)
+    said = json.loads(str(arrays["network"]))
+    card = federation.card
+    shape = {"name": "mlp", "channels": 1, "size": 8, "classes": 10}
+    assert said == shape | {"mean": list(card.mean), "std": list(card.std)}
+    odd = [said | {"size": 2**20}, said | {"classes": -1}, said | {"channels": []}, {"name": "mlp"}, 5]
+    for text in ("[" * 100_000, *map(json.dumps, odd)):
+        np.savez(path, **(arrays | {"network": np.array(text)}))
+        with pytest.raises(InputError, match=r"does not say of which network it is: add make_network\("):
+            load_model(path, client=3)
+    del arrays["network"]  # as in a file of an earlier version
+    np.savez(path, **arrays)
+    assert torch.equal(load_model(path, sim.network, 3)(x), found(x))
+    with pytest.raises(InputError, match="does not say of which network it is"):
+        load_model(path, client=3)
+    monkeypatch.delitem(NETWORKS, "mlp")  # as one's own that is not registered here
+    sim.save_models(path)
+    with pytest.raises(InputError, match=r"unknown model 'mlp'.* register adds your own in a script"):
+        load_model(path)
+    assert torch.equal(load_model(path, sim.network, 3)(x), found(x))
 
 
 def test_models_that_are_clients_own_are_asked_for_by_client(federation: Any, tmp_path: Path) -> None:

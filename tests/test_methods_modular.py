@@ -759,7 +759,7 @@ def test_fedmn_saved_models_have_the_agreed_names_and_load_into_torch(federation
     wanted = {f"{group}/{name}": shape for group in ("initial", "global") for name, shape in parts.items()}
     wanted |= {f"personal/{name}": (5, *shape) for name, shape in parts.items()}
     wanted |= {"personal/bits": (5, 10), "state/logits": (5, 10), "state/bits": (5, 10)}
-    wanted |= {"state/active": (5, 4), "state/safety": (5,), "method": ()}
+    wanted |= {"state/active": (5, 4), "state/safety": (5,), "method": (), "network": ()}
     with np.load(tmp_path / "models.npz") as file:
         assert {name: file[name].shape for name in file.files} == wanted
     module = load_model(tmp_path / "models.npz", sim.network, client=3)

@@ -14,13 +14,15 @@ import torch
 from torch import nn
 
 from pfl_lite import __version__
-from pfl_lite.atomic_files import read_npz, regular, write_bytes, write_npz
+from pfl_lite.atomic_files import plain, read_npz, regular, write_bytes, write_npz
 from pfl_lite.config import METHOD
 from pfl_lite.engine.history import History
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.base import unpack
-from pfl_lite.models import Network, Params
+from pfl_lite.models import Network, Params, make_network
+
+_LARGEST = 2e8  # weights of a first layer that a file may ask for
 
 
 def final_scores(history: History, model: str) -> dict[str, Any] | None:
@@ -52,39 +54,57 @@ def safetensors_for(path: Path) -> Any:
     return safetensors
 
 
-def write_models(path: Path, method: dict[str, Any], groups: dict[str, Params]) -> None:
-    """Write models without pickle: groups of arrays in one .npz or .safetensors, and the method with its settings."""
+def write_models(path: Path, said: dict[str, dict[str, Any]], groups: dict[str, Params]) -> None:
+    """Write models without pickle: groups of arrays in one .npz or .safetensors, and what is `said` of them (method, network)."""
+    told = {name: json.dumps(plain(values)) for name, values in said.items()}
     arrays: dict[str, Any] = {
         f"{group}/{name}": t.cpu().numpy() for group, params in groups.items() for name, t in params.items()
     }
     if library := safetensors_for(path):
-        write_bytes(path, library.numpy.save(arrays, {"method": json.dumps(method)}))
+        write_bytes(path, library.numpy.save(arrays, told))
     else:
-        write_npz(path, {"method": np.array(json.dumps(method))} | arrays)
+        write_npz(path, {name: np.array(text) for name, text in told.items()} | arrays)
 
 
 def read_models(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of such a file, the method as text among them; raises OSError or ValueError for another file."""
+    """The arrays of such a file, what is said of them as texts among them; raises OSError or ValueError for another file."""
     library = safetensors_for(path)
     if library is None:
         return read_npz(path)
     try:
         with library.safe_open(str(regular(path)), framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            return arrays | {"method": np.array(file.metadata()["method"])}
+            return arrays | {name: np.array(text) for name, text in file.metadata().items()}
     except OSError:
         raise
     except Exception as error:  # no metadata, or a header or kind of number that cannot be
         raise ValueError("it is damaged, or no file of tensors") from error
 
 
-def load_model(path: Path | str, network: Network, client: int | None = None) -> nn.Module:
+def network_of(path: Path | str, stored: dict[str, np.ndarray]) -> Network:
+    """The network that a file of models names; raises InputError where it names none, or one that is not known here."""
+    try:
+        said = json.loads(str(stored["network"]))
+        name, *shape = str(said["name"]), *(int(said[key]) for key in ("channels", "size", "classes"))
+        if min(shape) < 1 or shape[0] * shape[1] ** 2 * max(shape[2], 256) > _LARGEST:
+            raise ValueError("no network is of that shape")
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(
+            f"{path} does not say of which network it is: add make_network(name, channels, size, classes)"
+        ) from error
+    return make_network(name, *shape)
+
+
+def load_model(path: Path | str, network: Network | None = None, client: int | None = None) -> nn.Module:
     """A plain torch module from a file written by `--save`: client `client`'s personal model, or the global one if None.
+
+    The file names its network, with the `mean` and `std` that its images are normalized by. A file of an earlier version, or of
+    a network that is not registered here, needs `make_network(...)`, or the `Network` of the run.
 
     Raises:
         InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
-    if not isinstance(network, Network):
+    if not isinstance(network, Network | None):
         raise InputError(
             f"load_model needs a network of make_network(name, channels, size, classes), not {type(network).__name__}"
         )
@@ -105,6 +125,7 @@ def load_model(path: Path | str, network: Network, client: int | None = None) ->
             f"{path} holds models of the method '{name}', which is not known here: enter its class first, "
             f"METHODS['{name}'] = ... (from pfl_lite.methods)"
         )
+    network = network_of(path, stored) if network is None else network
     method = make_method(**own)
     group = "global" if client is None else "personal"
     found = unpack(group, stored)

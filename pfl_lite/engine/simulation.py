@@ -347,7 +347,10 @@ class Simulation(Rounds):
         """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/`, as .npz or .safetensors."""
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
-        write_models(Path(path), self.config.as_dict()["method"], groups)
+        data = self.federation
+        shape = {"channels": data.channels, "size": data.size, "classes": data.classes}
+        network = {"name": self.config.model, **shape, "mean": data.card.mean, "std": data.card.std}
+        write_models(Path(path), {"method": self.config.as_dict()["method"], "network": network}, groups)
 
 
 def sign_of_life(simulation: Simulation, name: str = "") -> Callable[[], bool]:

@@ -257,11 +257,8 @@ def plot_history(history: History, method: str = "") -> Figure:
     Each kind of model that was scored has a line; the clients' own models have the color of `method`, whose name stands above.
     """
     own, table = color(method), history.means().set_index("round")
-    kinds = {
-        "personal": ("personal models", own, "o-"),
-        "global": ("global model", "#4D4D4D", "s--"),
-        "tuned": ("after fine-tuning", own, "*:"),
-    }
+    kinds = {"personal": ("personal models", own, "o-"), "global": ("global model", "#4D4D4D", "s--")}
+    kinds |= {"tuned": ("after fine-tuning", own, "*:")}
     with plt.rc_context(STYLE | {"lines.markersize": 7}):
         figure, panels = plt.subplots(1, 2, figsize=(8.6, 3.4))
         for axes, quantity in zip(panels, (history.metric, "loss"), strict=True):
