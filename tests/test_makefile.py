@@ -57,6 +57,15 @@ def test_a_python_that_is_too_old_is_refused_and_its_environment_removed(folder:
     assert make(folder, "environment", 11).returncode == 0 and (folder / ".venv" / ".installed").exists()
 
 
+def test_a_book_that_is_complete_leaves_no_executed_chapters_to_go_on_from(folder: Path) -> None:
+    assert make(folder, "environment", 12).returncode == 0
+    (folder / "book").mkdir()
+    (folder / "_build" / "executed").mkdir(parents=True)
+    done = make(folder, "book", 12).stdout
+    assert "execute_book.py _build/book-src --kept _build/executed " in done
+    assert not (folder / "_build" / "executed").exists() and (folder / "_build" / "book-src").exists()
+
+
 def test_make_course_says_first_what_it_begins_with(folder: Path) -> None:
     assert make(folder, "environment", 12).returncode == 0
     opening = "Making the course: first the package as a wheel, then each unit and laboratory (a few minutes)"

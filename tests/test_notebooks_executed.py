@@ -130,6 +130,43 @@ def tool_and_pages(folder: Path, *pages: list[tuple[str, list[str]]]) -> list[st
 
 
 @pytest.mark.slow
+def test_an_interrupted_book_goes_on_with_the_chapters_that_it_lacks(tmp_path: Path) -> None:
+    ran, go_on, kept = (tmp_path / name for name in ("ran", "go on", "kept"))
+    note = f"print('seen'); print({{}}, file=open({str(ran)!r}, 'a'), flush=True)"
+    wait = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)"
+    command = [*tool_and_pages(tmp_path, [(note.format(0), [])], [(f"{note.format(1)}\n{wait}", [])])]
+    command += ["--kept", str(kept)]
+    (package := tmp_path / "pfl_lite").mkdir()
+    shutil.copytree(tmp_path / "book", tmp_path / "source")
+
+    def call() -> subprocess.Popen[str]:
+        shutil.rmtree(tmp_path / "book")
+        shutil.copytree(tmp_path / "source", tmp_path / "book")
+        start = ["env", "--default-signal=INT", *command]
+        return subprocess.Popen(start, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def ended(started: subprocess.Popen[str]) -> tuple[list[str], str]:
+        said, _ = started.communicate(timeout=240)
+        runs = ran.read_text().split()
+        ran.write_text("")
+        return sorted(runs), said
+
+    started, end = call(), time.monotonic() + 240
+    while not (any(kept.glob("*.ipynb")) and "1" in ran.read_text()) and time.monotonic() < end:
+        time.sleep(0.2)
+    os.killpg(started.pid, signal.SIGINT)
+    runs, said = ended(started)
+    assert runs == ["0", "1"] and "and is taken over by the next call" in said and started.returncode == 130
+    go_on.touch()
+    runs, said = ended(call())
+    assert runs == ["1"] and "Taking over 1 chapters" in said and "1 of 1 chapters ran" in said
+    assert all('"seen\\n"' in (tmp_path / f"book/page{i}.ipynb").read_text() for i in (0, 1))
+    assert ended(call())[0] == []  # as long as nothing has removed what is kept
+    (package / "changed.py").touch()
+    assert ended(call())[0] == ["0", "1"]
+
+
+@pytest.mark.slow
 def test_a_result_that_cannot_be_shown_is_reported(tmp_path: Path) -> None:
     """Such a cell stores an error, but its kernel goes on."""
     source = "class Shy:\n    def _repr_html_(self):\n        raise ValueError('not like\\nthis')\n\nShy()"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import distributions
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +21,10 @@ from typing import NamedTuple
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+ROOT = Path(__file__).resolve().parent.parent
+READ = ("pfl_lite", "data", "examples")
+"""Folders from which chapters take something."""
 
 
 class Outcome(NamedTuple):
@@ -52,8 +59,20 @@ def steady(notebook: nbformat.NotebookNode) -> None:
                     output["data"][kind] = re.sub(r"\bat 0x[0-9a-f]+", "at 0x0", text)
 
 
-def execute(chapter: Path, timeout: int) -> Outcome:
-    """Execute one notebook and write it back atomically, without metadata that differ from run to run."""
+def surroundings() -> bytes:
+    """A digest of all that a chapter's outputs depend on but the chapter itself."""
+    installed = sorted(f"{one.name} {one.version}" for one in distributions())
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PFL_LITE_"))
+    found = hashlib.sha256(repr([sys.version, installed, settings]).encode())
+    files = (file for folder in READ for file in sorted((ROOT / folder).rglob("*")) if file.is_file())
+    for file in (Path(__file__), *files):
+        if "__pycache__" not in file.parts:
+            found.update(hashlib.sha256(f"{file}\n".encode() + file.read_bytes()).digest())
+    return found.digest()
+
+
+def execute(chapter: Path, timeout: int, kept: Path | None = None) -> Outcome:
+    """Execute one notebook and write it back atomically, without metadata that differ from run to run; also to `kept`."""
     started, before = time.perf_counter(), spent()
     notebook = nbformat.read(chapter, as_version=4)
     at = 0
@@ -95,9 +114,10 @@ def execute(chapter: Path, timeout: int) -> Outcome:
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python", "file_extension": ".py"}
     steady(notebook)
-    unfinished = chapter.with_suffix(".part")
-    nbformat.write(notebook, unfinished)
-    os.replace(unfinished, chapter)
+    for path in filter(None, (chapter, kept)):
+        unfinished = path.with_suffix(".part")
+        nbformat.write(notebook, unfinished)
+        os.replace(unfinished, path)
     return outcome()
 
 
@@ -108,6 +128,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="chapters to run, without .ipynb (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="chapters at the same time (default: 2)")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a cell may take (default: 600)")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        help="folder in which executed chapters are kept, too: a call after an interrupted one takes over those whose source, "
+        "package and environment are the same (delete the folder when all is done)",
+    )
     arguments = parser.parse_args()
 
     chapters = sorted(arguments.folder.glob("*.ipynb"))
@@ -118,17 +144,28 @@ def main() -> int:
         chapters = [chapter for chapter in chapters if chapter.stem in arguments.names]
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    copies: dict[Path, Path] = {}
+    if arguments.kept is not None:
+        arguments.kept.mkdir(parents=True, exist_ok=True)
+        around = surroundings()
+        for chapter in chapters:
+            name = hashlib.sha256(around + chapter.read_bytes()).hexdigest()
+            copies[chapter] = arguments.kept / f"{name}.ipynb"
+        there = [chapter for chapter, copy in copies.items() if copy.is_file()]
+        for chapter in there:
+            shutil.copyfile(copies[chapter], chapter)
+        if there:
+            print(f"Taking over {len(there)} chapters that an interrupted run has executed", flush=True)
+        chapters = [chapter for chapter in chapters if chapter not in there]
     print(f"Running {len(chapters)} chapters, {arguments.jobs} at a time", flush=True)
     started = time.perf_counter()
     failed = 0
-    note = (
-        Path(__file__).resolve().parent.parent / "_build" / "seconds.json"
-    )  # tools/count_units.py shows them
+    note = ROOT / "_build" / "seconds.json"  # tools/count_units.py shows them
     took = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         names = ", ".join(chapter.stem for chapter in chapters[: arguments.jobs])
         print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
-        jobs = [pool.submit(execute, chapter, arguments.timeout) for chapter in chapters]
+        jobs = [pool.submit(execute, chapter, arguments.timeout, copies.get(chapter)) for chapter in chapters]
         try:
             for done, job in enumerate(as_completed(jobs), start=1):
                 chapter, seconds, computed, problem = job.result()
@@ -142,8 +179,9 @@ def main() -> int:
             # A worker answers signals as its notebook does, and would go on to the next. A kernel ends once its worker is gone.
             for worker in active_children():
                 worker.kill()
+            then = "is taken over by" if copies else "runs again at"
             print(
-                "interrupted: what is named above with ok has run, and runs again at the next call",
+                f"interrupted: what is named above with ok has run, and {then} the next call",
                 flush=True,
             )
             return 130
