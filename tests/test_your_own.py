@@ -86,6 +86,11 @@ def test_the_code_on_methods_runs() -> None:
     ran = {"Local": "Local()", "Rescaled()": "Rescaled(own_lr=0.5)", "FedAvg": "fedavg", "PFL-MFE": "pfl_mfe"}
     assert all(abs(accuracy[line] - told[name]) < 3 for name, line in ran.items())
     assert abs(accuracy["FedAvg(weights='size')"] - 90) < 2
+    faint = {line.split()[2]: int(line.split()[-1][:-1]) for line in lines if line.startswith("faint images")}
+    ends = re.findall(r"(FedAvg|FedBN) ends at about (\d+)%", PAGE.read_text())
+    assert [name for name, _ in ends] == ["FedAvg", "FedBN"]
+    assert all(abs(faint[f"{name.lower()}:"] - int(percent)) < 8 for name, percent in ends)
+    assert faint["fedbn:"] > faint["fedavg:"] + 15
     assert sum(code_lines(blocks[0])) <= 40, "the page promises forty lines"
 
 
