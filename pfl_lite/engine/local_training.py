@@ -195,7 +195,7 @@ class LocalWork(Work):
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Mean loss of the plain network, in training mode, on a mini-batch (padding left out)."""
-        return batch.loss(self.network.training(batch.key, batch.real)(params, batch.x))
+        return batch.loss(self.training(batch)(params, batch.x))
 
     def over_batches(
         self,
