@@ -28,7 +28,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  \033[36mmake %-12s\033[0m %s\n", $$1, $$2}' Makefile
 	@printf '\n  The first command makes the environment in %s (a few minutes); later ones start at once.\n\n' '$(VENV)'
 
-book: environment ## run every chapter from scratch (an interrupted call is gone on with), then build the site from the results
+book: environment ## run every chapter from scratch, or those that an interrupted call has left, then build the site
 	@rm -rf _build/book-src && mkdir -p _build && cp -R book _build/book-src
 	@$(QUIET) $(PY) tools/execute_book.py _build/book-src --kept _build/executed --jobs $(JOBS) --timeout $(TIMEOUT)
 	@$(PY) tools/build_site.py --source _build/book-src --output _build/book

@@ -159,7 +159,7 @@ def test_an_interrupted_book_goes_on_with_the_chapters_that_it_lacks(tmp_path: P
     assert runs == ["0", "1"] and "and is taken over by the next call" in said and started.returncode == 130
     go_on.touch()
     runs, said = ended(call())
-    assert runs == ["1"] and "Taking over 1 chapters" in said and "1 of 1 chapters ran" in said
+    assert runs == ["1"] and "Taking over 1 chapter that" in said and "1 of 1 chapters ran" in said
     assert all('"seen\\n"' in (tmp_path / f"book/page{i}.ipynb").read_text() for i in (0, 1))
     assert ended(call())[0] == []  # as long as nothing has removed what is kept
     (package / "changed.py").touch()

@@ -155,7 +155,8 @@ def main() -> int:
         for chapter in there:
             shutil.copyfile(copies[chapter], chapter)
         if there:
-            print(f"Taking over {len(there)} chapters that an interrupted run has executed", flush=True)
+            some = f"{len(there)} chapter{'s' * (len(there) != 1)}"
+            print(f"Taking over {some} that an interrupted call has executed", flush=True)
         chapters = [chapter for chapter in chapters if chapter not in there]
     print(f"Running {len(chapters)} chapters, {arguments.jobs} at a time", flush=True)
     started = time.perf_counter()
@@ -163,8 +164,10 @@ def main() -> int:
     note = ROOT / "_build" / "seconds.json"  # tools/count_units.py shows them
     took = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        names = ", ".join(chapter.stem for chapter in chapters[: arguments.jobs])
-        print(f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True)
+        if names := ", ".join(chapter.stem for chapter in chapters[: arguments.jobs]):
+            print(
+                f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True
+            )
         jobs = [pool.submit(execute, chapter, arguments.timeout, copies.get(chapter)) for chapter in chapters]
         try:
             for done, job in enumerate(as_completed(jobs), start=1):
