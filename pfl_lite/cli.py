@@ -241,7 +241,7 @@ def asked_for(context: typer.Context, name: str) -> bool:
 
 
 def check_inputs_and_outputs(
-    force: bool, data: str, partition: str, **paths: tuple[Path | None, tuple[str, ...]]
+    force: bool, settings: dict[str, Any], **paths: tuple[Path | None, tuple[str, ...]]
 ) -> None:
     """Find out before any work whether data and partition are known, and files, each with the endings that it may have, writable.
 
@@ -253,7 +253,8 @@ def check_inputs_and_outputs(
     from pfl_lite.data.partition import is_file
     from pfl_lite.data.recipes import parse
 
-    names = {os.path.realpath(data_folder() / f"{card_of(data.partition(':')[0]).name}.npz"): "data"}
+    card, partition = card_of(settings["data"].partition(":")[0]), settings["partition"]
+    names = {os.path.realpath(data_folder() / f"{card.name}.npz"): "data"}
     if is_file(partition):
         names[os.path.realpath(regular(partition.strip().partition("#")[0]))] = "partition"
     else:
@@ -388,8 +389,7 @@ def partition(
     from pfl_lite.data.partition import partition as share_out
     from pfl_lite.show.text import listed
 
-    given = settings["data"], settings["partition"]
-    check_inputs_and_outputs(force, *given, out=(out, ENDINGS), plot=(plot, PICTURES))
+    check_inputs_and_outputs(force, settings, out=(out, ENDINGS), plot=(plot, PICTURES))
     if is_file(settings["partition"]) and not asked_for(context, "clients"):
         settings["clients"] = len(load_partition(settings["partition"]))
     images = load(settings["data"]).with_split(settings["split"])
@@ -519,10 +519,9 @@ def run(
 
     `pfl-lite run pfedmb --data cifar10 --partition pairs --epochs 5 --set branches=5 --ft-epochs 5 --out run.json`
     """
-    given = settings["data"], settings["partition"]
     files: dict[str, Any] = {"out": (out, (".json", ".csv")), "plot": (plot, PICTURES)}
     files |= {"save": (save, (".npz", ".safetensors")), "checkpoint": (checkpoint, ())}
-    check_inputs_and_outputs(force, *given, **files)
+    check_inputs_and_outputs(force, settings, **files)
     # the others have the defaults of their owner, which may be the method
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     method, named = named_method(method)
@@ -608,7 +607,7 @@ def compare(
     `difference` is paired by seed and client, and `low` and `high` are its 95% interval: if it contains zero, the runs cannot say
     which of the two methods is better.
     """
-    check_inputs_and_outputs(force, settings["data"], settings["partition"], plot=(plot, PICTURES))
+    check_inputs_and_outputs(force, settings, plot=(plot, PICTURES))
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
     rows: dict[str, dict[str, str]] = {}
     for word in methods:

@@ -142,11 +142,8 @@ class History:
         """A row a round: the floats that it moved and the means over clients, in columns named as in `rounds`, lists left out."""
         import pandas as pd
 
-        kept = [
-            {name: value for name, value in entry.items() if not isinstance(value, list | dict)}
-            for entry in self.rounds
-        ]
-        return pd.DataFrame(kept)
+        told = [{n: v for n, v in entry.items() if not isinstance(v, list | dict)} for entry in self.rounds]
+        return pd.DataFrame(told)
 
     def curve(self, name: str = "personal_accuracy") -> tuple[list[int], list[float]]:
         """Rounds and values of one mean, e.g. `plt.plot(*history.curve("tuned_accuracy"))`; InputError if there is none."""

@@ -155,8 +155,7 @@ def shades(rows: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, method in rows.items():
         mates = [other for other, one in rows.items() if one == method]
-        palette = sns.light_palette(color(method), len(mates) + 1).as_hex()  # from nearly white
-        found[name] = palette[-1 - mates.index(name)]
+        found[name] = sns.light_palette(color(method), len(mates) + 1).as_hex()[-1 - mates.index(name)]
     return found
 
 
