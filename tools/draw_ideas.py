@@ -245,10 +245,10 @@ def variates() -> Figure:
     zero = np.zeros(2)
     for office, slope in zip(OFFICES, slopes, strict=False):
         arrow(left, zero, slope, office.color)
-        left.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
+        left.text(1.1 * slope[0], 1.12 * slope[1], office.name, weight="bold", ha="center", va="center")
         arrow(right, zero, slope, office.color, width=1.5)
         arrow(right, slope, mean - slope, office.color, "--", 2)
-        right.text(1.1 * slope[0], 1.1 * slope[1], office.letter, weight="bold", ha="center", va="center")
+        right.text(1.1 * slope[0], 1.12 * slope[1], office.name, weight="bold", ha="center", va="center")
     arrow(left, zero, mean, SHARED)
     arrow(right, zero, mean, SHARED, width=4)
     left.text(mean[0] + 0.12, mean[1] - 0.04, "c", color=SHARED, weight="bold", fontsize=16)
