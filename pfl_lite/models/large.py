@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pfl_lite.errors import InputError
 from pfl_lite.models.network import Parts
-from pfl_lite.models.small import TwoConvolutions
 
 
 class VGG16(Parts):
@@ -52,7 +51,7 @@ class VGG16(Parts):
         return self.fc3(self.hidden(a))
 
 
-class FemnistCNN(TwoConvolutions):
+class FemnistCNN(Parts):
     """Two 5 x 5 convolutions (32, 64 filters) and a hidden layer of 2048 for 28 x 28 images, as FedEM and FedMN use it.
 
     Parameters: 2,278,334 (1 channel, 62 classes).
@@ -65,6 +64,12 @@ class FemnistCNN(TwoConvolutions):
         side = ((size - 4) // 2 - 4) // 2
         self.fc1 = nn.Linear(64 * side * side, 2048)
         self.fc2 = nn.Linear(2048, classes)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, 28, 28], flattened: [b, 1024]."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 32, 12, 12]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 64, 4, 4]
+        return x.flatten(1)
 
     def hidden(self, a: Tensor) -> Tensor:
         """What the last layer reads: [b, 2048]."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_lite.models.small import TwoConvolutions
+from pfl_lite.models.network import Parts
 
 
-class LeNet(TwoConvolutions):
+class LeNet(Parts):
     """LeNet-5 for 32 x 32 images: two 5 x 5 convolutions, then 400 -> 120 -> 84 -> classes; every layer has a bias.
 
     Parameters: 61,706 (1 channel, 10 classes), 62,006 (3, 10), 69,656 (3, 100). Chapter: *We repeat a paper*.
@@ -22,6 +22,13 @@ class LeNet(TwoConvolutions):
         self.fc1 = nn.Linear(16 * side * side, 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, 32, 32], flattened: [b, 400]."""
+        # relu(max_pool(x)) = max_pool(relu(x)), and touches a quarter of the numbers
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 6, 14, 14]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, 5, 5]
+        return x.flatten(1)
 
     def hidden(self, a: Tensor) -> Tensor:
         """What the last layer reads: [b, 84]."""

@@ -8,19 +8,6 @@ from torch import Tensor, nn
 from pfl_lite.models.network import Parts
 
 
-class TwoConvolutions(Parts):
-    """Base of networks with two convolutions, each followed by a pooling that halves height and width."""
-
-    conv1: nn.Conv2d
-    conv2: nn.Conv2d
-
-    def extract(self, x: Tensor) -> Tensor:
-        # relu(max_pool(x)) = max_pool(relu(x)), and touches a quarter of the numbers
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        return x.flatten(1)
-
-
 class Linear(Parts):
     """Softmax regression on the flattened pixels: one layer, `fc.weight` [K, d] and `fc.bias` [K]."""
 
@@ -48,7 +35,7 @@ class MLP(Parts):
         return self.fc2(self.hidden(a))
 
 
-class SmallCNN(TwoConvolutions):
+class SmallCNN(Parts):
     """A 3 x 3 CNN (8, 16 channels) with one hidden layer of 32, for 8 x 8 digits and 28 x 28 glyphs."""
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
@@ -57,6 +44,12 @@ class SmallCNN(TwoConvolutions):
         self.conv2 = nn.Conv2d(8, 16, 3, padding=1)
         self.fc1 = nn.Linear(16 * (size // 4) ** 2, 32)
         self.fc2 = nn.Linear(32, classes)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """What the convolutions make of images [b, C, H, W], flattened: [b, H W]."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 8, H/2, W/2]
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, H/4, W/4]
+        return x.flatten(1)
 
     def hidden(self, a: Tensor) -> Tensor:
         """What the last layer reads: [b, 32]."""
