@@ -160,8 +160,7 @@ class Simulation(Rounds):
             )
         state = self.state() if self.method.tracked else {}
         for name in self.method.tracked:
-            small = self.round <= ALL_WATCHED and state[name].numel() <= SMALL_STATE
-            if last or self.round in WATCHED_ROUNDS or small:
+            if last or is_watched(self.round, state[name].numel()):
                 self.history.watch.setdefault(name, {})[str(self.round)] = state[name].double().cpu().tolist()
         return entry
 
@@ -298,11 +297,14 @@ class Simulation(Rounds):
 
     @property
     def _was_last(self) -> bool:
-        """Whether the newest round has scores that it has only as a run's last one."""
+        """Whether the newest round has scores, or states that are watched, that it has only as a run's last one."""
         entry, config = self.history.rounds[-1] if self.history.rounds else {}, self.config
         every = {"personal_loss": config.eval_every, "tuned_loss": config.ft_every}
         extra = (name in entry and (not often or self.round % often > 0) for name, often in every.items())
-        return any(extra) or "whole_test" in entry or "factors" in entry
+        kept = [name for name, seen in self.history.watch.items() if str(self.round) in seen]
+        state = self.state() if kept else {}
+        late = any(name not in state or not is_watched(self.round, state[name].numel()) for name in kept)
+        return any(extra) or late or "whole_test" in entry or "factors" in entry
 
     # ---- results --------------------------------------------------------------------------------------------------
 
@@ -351,6 +353,11 @@ class Simulation(Rounds):
         shape = {"channels": data.channels, "size": data.size, "classes": data.classes}
         network = {"name": self.config.model, **shape, "mean": data.card.mean, "std": data.card.std}
         write_models(Path(path), {"method": self.config.as_dict()["method"], "network": network}, groups)
+
+
+def is_watched(round: int, numbers: int) -> bool:
+    """Whether a state of so many numbers is kept of a round that need not be the last."""
+    return round in WATCHED_ROUNDS or (round <= ALL_WATCHED and numbers <= SMALL_STATE)
 
 
 def sign_of_life(simulation: Simulation, name: str = "") -> Callable[[], bool]:
