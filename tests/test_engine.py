@@ -199,7 +199,15 @@ def test_the_round_that_tuning_computes_ahead_is_counted_once_over_a_stop(
     assert second.map.images_trained == whole.map.images_trained
 
 
-@pytest.mark.parametrize("settings", [{"eval_every": 4}, {"ft_epochs": 1}, {"whole_test": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eval_every": 4},
+        {"ft_epochs": 1},
+        {"whole_test": True},
+        {"ft_epochs": 1, "ft_every": 1, "ft_factors": "0,1"},
+    ],
+)
 def test_a_run_that_goes_on_for_more_rounds_has_the_scores_of_a_whole_one(
     federation: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:

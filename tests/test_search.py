@@ -56,6 +56,16 @@ def test_a_search_climbs_its_ladders_until_its_best_is_no_longer_at_the_edge() -
     assert len(climb((4, 9), best_at(lr=0.001, mu=0.003), ladders, start)) < 9  # a ladder ends
 
 
+def test_a_search_by_hand() -> None:
+    ladder, start = {"lr": RUNGS}, {"lr": 0.01}
+    # up, then down; three are tried, and the best of them is not at the edge
+    assert climb((3, 9), best_at(lr=0.01), ladder, start) == [(0.01,), (0.03,), (0.003,)]
+    # up while the best is at the edge, and one step beyond it
+    assert climb((1, 9), best_at(lr=0.1), ladder, start) == [(0.01,), (0.03,), (0.1,), (0.3,)]
+    # the best is the lowest of all, and what lies above it has been seen further up
+    assert climb((2, 9), best_at(lr=0.001), ladder, {"lr": 0.001}, {"lr": 0.1}) == [(0.001,), (0.1,)]
+
+
 def test_a_search_without_ladders_is_its_grid() -> None:
     arm = Arm("fedavg", "fedavg", "FedAvg", None, ({"lr": 0.1}, {"lr": 0.2}))
     assert climbed(arm, [], (9, 9)) == arm.grid

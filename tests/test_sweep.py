@@ -305,9 +305,8 @@ def test_a_tie_between_candidates_goes_to_the_first_of_the_grid_in_whatever_orde
         search = plan.Plan(experiment, Ledger(tmp_path / str(order)), [arm], [0])
         tasks = {task.candidate: task for task in search.tasks()}
         for number in order:
-            runner.record(
-                search, tasks[number], {"final": {"val_accuracy": [0.5]}, "rounds": [], "seconds": 1.0}
-            )
+            final = {"val_accuracy": [0.5], "test_accuracy": [0.1 * number]}  # which decides nothing
+            runner.record(search, tasks[number], {"final": final, "rounds": [], "seconds": 1.0})
         chosen.append(search.chosen(arm))
     assert chosen == [arm.grid[0]] * 2
 
