@@ -70,7 +70,7 @@ test: environment ## unit and property tests, the site, and every chapter agains
 check: lint ## the inner loop: lint, types, and the tests that need no process, browser or notebook
 	$(QUIET) $(PY) -m pytest tests -m 'not slow' -q -n $(JOBS) --dist loadfile --durations 5
 
-mutations: environment ## break methods, partitions and verdicts one line at a time: does a test notice? (half an hour)
+mutations: environment ## break methods, partitions, the engine and verdicts one line at a time: does a test notice? (half an hour)
 	@$(PY) tools/check_mutations.py
 
 fuzz: environment ## hostile inputs, 2,000 of them, each in a process of its own (half an hour; SEED=7 for others)

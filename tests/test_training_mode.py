@@ -104,17 +104,18 @@ def test_a_network_without_dropout_and_batch_norm_is_its_own_training_mode() -> 
 class Twice(nn.Module):
     """The same pixels through two layers of dropout, beside each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
-        self.dropout1, self.dropout2, self.fc = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(1, 1)
+        self.dropout1, self.dropout2, self.fc = kind(0.5), kind(0.5), nn.Linear(1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.dropout1(x), self.dropout2(x)])
 
 
-def test_two_layers_of_dropout_have_masks_of_their_own() -> None:
-    network = Network("twice", Twice)
-    a, b = network.training(torch.tensor(3))(network.init(0), torch.ones(50, 40))
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
+def test_two_layers_of_dropout_have_masks_of_their_own(kind: type[nn.Module]) -> None:
+    network = Network("twice", lambda: Twice(kind))
+    a, b = network.training(torch.tensor(3))(network.init(0), torch.ones(50, 40, 1, 1))
     assert (a == b).double().mean().item() == pytest.approx(0.5, abs=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Break methods, partitions and verdicts on purpose, one line at a time, and see whether a test notices: `make mutations`.
+"""Break methods, partitions, the engine and verdicts on purpose, one line at a time: does a test notice? `make mutations`.
 
 Every entry of `CHANGES` is a text that occurs in its file exactly once (line breaks and spaces may differ), what stands in its
 place, and why it matters: a sign, a weight, a term, an index. The package is copied to a temporary folder, one mutation is made,
