@@ -14,6 +14,7 @@ from toy import FAST, same, tiny_clients
 from pfl_lite.config import make_config
 from pfl_lite.engine import simulation
 from pfl_lite.engine.history import History
+from pfl_lite.engine.local_training import LocalWork
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods import FedAvg
 from pfl_lite.methods.base import Round, Sequential, Work
@@ -35,7 +36,8 @@ class Noted(FedAvg):
 
     def local(self, received: Params, client: Params, work: Work) -> tuple[Params, Params]:
         upload, _ = super().local(received, {}, work)
-        return upload, {"who": torch.as_tensor(work.id), "last": torch.tensor(work.round)}  # type: ignore[attr-defined]
+        assert isinstance(work, LocalWork)  # which knows whose it is
+        return upload, {"who": torch.as_tensor(work.id), "last": torch.tensor(work.round)}
 
     def aggregate(self, server: Params, uploads: Params, round: Round) -> Params:
         self.told.append(round)
