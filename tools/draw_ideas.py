@@ -15,10 +15,12 @@ from matplotlib.figure import Figure
 
 from pfl_lite import make_federation, make_network
 from pfl_lite.seeds import generator
-from pfl_lite.show.offices import OFFICES, SHARED
+from pfl_lite.show.offices import OFFICES, SHARED, Office
 from pfl_lite.show.plots import METHOD_COLORS, STYLE
 
 INK, SOFT = "#1F2933", "#52606D"
+CENTERED: dict[str, Any] = {"ha": "center", "va": "center"}
+POINTING = {"arrowstyle": "->", "color": INK}  # from words to what they are about
 BIG: dict[Any, Any] = {
     "font.size": 13,
     "axes.titlesize": 14,
@@ -63,6 +65,12 @@ def bare(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
+def arrow(axes: Axes, start: Any, end: Any, color: str = INK, width: float = 1.8, style: str = "-") -> None:
+    """A filled arrow from one point to another, with a head that fits its width."""
+    how = {"arrowstyle": "-|>", "color": color, "linewidth": width, "linestyle": style}
+    axes.annotate("", end, start, arrowprops=how | {"mutation_scale": 15 if color == INK else 17})
+
+
 def simplex() -> Figure:
     """Shares of a class at three offices, for three concentrations."""
     figure, axes = panels(3, 2.7)
@@ -98,12 +106,8 @@ def envelope() -> Figure:
     axis.plot(theta[near], touching[near], color=SOFT, linestyle=":", label="F(w) minus the tie")
     axis.plot(theta[best], loss(theta[best]), "o", color=OFFICES[0].color, markersize=9)
     axis.plot(start, tied(start).min(), "D", color=SHARED, markersize=9)
-    axis.annotate(
-        "θ: what w's office\nsettles for",
-        (theta[best], loss(theta[best])),
-        (-1.1, 2.2),
-        arrowprops={"arrowstyle": "->", "color": INK},
-    )
+    lowest = theta[best], loss(theta[best])
+    axis.annotate("θ: what w's office\nsettles for", lowest, (-1.1, 2.2), arrowprops=POINTING)
     axis.annotate("F(w)", (start, tied(start).min()), (2.12, 0.55))
     axis.set(xlabel="one parameter", ylabel="loss", ylim=(-0.4, 4.2), xlim=(-3.2, 3.4))
     axis.legend(loc="lower left")
@@ -121,26 +125,13 @@ def jensen() -> Figure:
     for value, office, name in ((low, OFFICES[0], "model 1"), (high, OFFICES[1], "model 2")):
         axis.plot(value, np.log(value), "o", color=office.color, markersize=9)
         axis.annotate(name, (value, np.log(value)), (value + 0.02, np.log(value) - 0.42))
-    axis.annotate(
-        "", (middle, np.log(middle)), (middle, chord), arrowprops={"arrowstyle": "<->", "color": "#D55E00"}
-    )
-    axis.annotate(
-        "the gap",
-        (middle + 0.005, (np.log(middle) + chord) / 2),
-        (0.7, -1.35),
-        color="#A84A00",
-        weight="bold",
-        arrowprops={"arrowstyle": "->", "color": "#D55E00"},
-    )
-    axis.annotate(
-        "log of the mean",
-        (middle, np.log(middle)),
-        (0.27, 0.05),
-        arrowprops={"arrowstyle": "->", "color": INK},
-    )
-    axis.annotate(
-        "mean of the logs", (middle, chord), (0.56, -2.1), arrowprops={"arrowstyle": "->", "color": INK}
-    )
+    above, below, red = (middle, np.log(middle)), (middle, chord), {"color": "#D55E00"}
+    axis.annotate("", above, below, arrowprops=POINTING | red | {"arrowstyle": "<->"})
+    halfway = middle + 0.005, (np.log(middle) + chord) / 2
+    bold: dict[str, Any] = {"color": "#A84A00", "weight": "bold"}
+    axis.annotate("the gap", halfway, (0.7, -1.35), arrowprops=POINTING | red, **bold)
+    axis.annotate("log of the mean", above, (0.27, 0.05), arrowprops=POINTING)
+    axis.annotate("mean of the logs", below, (0.56, -2.1), arrowprops=POINTING)
     axis.set(xlabel="probability of the right label", ylabel="logarithm", ylim=(-3.2, 0.5), xlim=(0, 1.02))
     axis.legend(loc="lower right")
     return figure
@@ -159,14 +150,8 @@ def bootstrap() -> Figure:
         values, times = np.unique(drawn, return_counts=True)
         middle.scatter(np.full(len(values), place), values, color=SOFT, s=40 * times)
         middle.plot([place - 0.3, place + 0.3], [drawn.mean()] * 2, color=INK)
-    middle.set(
-        title="drawn again",
-        xticks=range(3),
-        xticklabels=["1st", "2nd", "3rd"],
-        xlim=(-0.6, 2.6),
-        ylim=left.get_ylim(),
-        yticklabels=[],
-    )
+    middle.set_xticks(range(3), ["1st", "2nd", "3rd"])
+    middle.set(title="drawn again", xlim=(-0.6, 2.6), ylim=left.get_ylim(), yticklabels=[])
     means = random.choice(observed, (2000, 10)).mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
     right.hist(means, bins=30, orientation="horizontal", color="#B8C2CC")
@@ -181,15 +166,13 @@ def two_tests() -> Figure:
     """One model, scored with an office's shares and with equal ones: the score is an area."""
     figure, axes = panels(2, 3.2, sharey=True)
     accuracy = (0.9, 0.6)
-    for axis, title, shares in zip(
-        axes,
-        ("local test: Ashford's shares", "global test: equal shares"),
-        ((0.8, 0.2), (0.5, 0.5)),
-        strict=True,
-    ):
+    tests = (
+        ("local test: Ashford's shares", (0.8, 0.2), OFFICES[0].color),
+        ("global test: equal shares", (0.5, 0.5), SHARED),
+    )
+    for axis, (title, shares, own) in zip(axes, tests, strict=True):
         left = 0.0
         for name, share, height, shade in zip(("zeros", "ones"), shares, accuracy, (0.55, 0.9), strict=True):
-            own = OFFICES[0].color if "local" in title else SHARED
             axis.bar(left, height, share, align="edge", color=own, alpha=shade, edgecolor="white")
             axis.text(left + share / 2, height + 0.02, f"{name}\n{height:g}", ha="center")
             left += share
@@ -210,9 +193,8 @@ def participation() -> Figure:
             color, edge = (office.color, office.color) if place in asked else ("white", "#C3CAD2")
             axis.scatter(number, place, s=230, marker="s", color=color, edgecolor=edge)
     axis.set_yticks(range(8), [office.name for office in OFFICES])
-    axis.set(
-        xlabel="round", xticks=range(rounds), xticklabels=range(1, rounds + 1), xlim=(-0.6, rounds - 0.4)
-    )
+    axis.set_xticks(range(rounds), [str(number + 1) for number in range(rounds)])
+    axis.set(xlabel="round", xlim=(-0.6, rounds - 0.4))
     axis.invert_yaxis()
     axis.grid(False)
     axis.spines[:].set_visible(False)
@@ -225,32 +207,14 @@ def variates() -> Figure:
     figure, (left, right) = panels(2, 3.3)
     slopes = np.array([[2.2, 1.5], [1.5, -1.6], [0.5, 1.3]])
     mean = slopes.mean(0)
-
-    def arrow(
-        axis: Axes, start: np.ndarray, move: np.ndarray, color: str, style: str = "-", width: float = 3
-    ) -> None:
-        axis.annotate(
-            "",
-            (start[0] + move[0], start[1] + move[1]),
-            (start[0], start[1]),
-            arrowprops={
-                "arrowstyle": "-|>",
-                "color": color,
-                "linewidth": width,
-                "linestyle": style,
-                "mutation_scale": 17,
-            },
-        )
-
-    zero = np.zeros(2)
     for office, slope in zip(OFFICES, slopes, strict=False):
-        arrow(left, zero, slope, office.color)
-        left.text(1.1 * slope[0], 1.12 * slope[1], office.name, weight="bold", ha="center", va="center")
-        arrow(right, zero, slope, office.color, width=1.5)
-        arrow(right, slope, mean - slope, office.color, "--", 2)
-        right.text(1.1 * slope[0], 1.12 * slope[1], office.name, weight="bold", ha="center", va="center")
-    arrow(left, zero, mean, SHARED)
-    arrow(right, zero, mean, SHARED, width=4)
+        arrow(left, (0, 0), slope, office.color, 3)
+        arrow(right, (0, 0), slope, office.color, 1.5)
+        arrow(right, slope, mean, office.color, 2, "--")
+        for axis in (left, right):
+            axis.text(1.1 * slope[0], 1.12 * slope[1], office.name, weight="bold", **CENTERED)
+    arrow(left, (0, 0), mean, SHARED, 3)
+    arrow(right, (0, 0), mean, SHARED, 4)
     left.text(mean[0] + 0.12, mean[1] - 0.04, "c", color=SHARED, weight="bold", fontsize=16)
     right.text(mean[0] + 0.12, mean[1] - 0.16, "all walk along c", color=SHARED, weight="bold")
     for axis, title in ((left, "each office's own slope"), (right, "corrected by c − cᵢ (dashed)")):
@@ -263,35 +227,21 @@ def variates() -> Figure:
 def marginals() -> Figure:
     """Two offices with opposite meanings, which the two marginals cannot tell apart."""
     figure, axes = panels(2, 3.6)
-    for axis, office, table in zip(
-        axes, (OFFICES[0], OFFICES[4]), (np.diag([20, 20]), np.diag([20, 20])[::-1]), strict=True
-    ):
+    tables: dict[Office, Any] = {OFFICES[0]: np.diag([20, 20]), OFFICES[4]: np.diag([20, 20])[::-1]}
+    total: dict[str, Any] = {"color": SHARED, "weight": "bold"}
+    for axis, (office, table) in zip(axes, tables.items(), strict=True):
         for row in range(2):
             for column in range(2):
                 here = table[row, column]
-                axis.add_patch(
-                    plt.Rectangle(
-                        (column, 1 - row),
-                        1,
-                        1,
-                        facecolor=office.color if here else "white",
-                        alpha=0.4,
-                        edgecolor=INK,
-                    )
-                )
-                axis.text(
-                    column + 0.5, 1.5 - row, str(here), ha="center", va="center", fontsize=16, weight="bold"
-                )
-            axis.text(2.15, 1.5 - row, f"= {table[row].sum()}", va="center", color=SHARED, weight="bold")
-            axis.text(
-                row + 0.5,
-                -0.2,
-                f"= {table[:, row].sum()}",
-                ha="center",
-                va="center",
-                color=SHARED,
-                weight="bold",
-            )
+                look: dict[str, Any] = {
+                    "facecolor": office.color if here else "white",
+                    "alpha": 0.4,
+                    "edgecolor": INK,
+                }
+                axis.add_patch(plt.Rectangle((column, 1 - row), 1, 1, **look))
+                axis.text(column + 0.5, 1.5 - row, str(here), fontsize=16, weight="bold", **CENTERED)
+            axis.text(2.15, 1.5 - row, f"= {table[row].sum()}", va="center", **total)
+            axis.text(row + 0.5, -0.2, f"= {table[:, row].sum()}", **CENTERED, **total)
             axis.text(-0.1, 1.5 - row, ("1", "7")[row], ha="right", va="center")
             axis.text(row + 0.5, 2.12, ("a stroke", "a hook")[row], ha="center")
         axis.set(title=office.name, xlim=(-0.5, 2.8), ylim=(-0.5, 2.4), aspect="equal")
@@ -323,19 +273,14 @@ def patterns() -> Figure:
 
 def upload() -> Figure:
     """A 0 from Fairview's mail, the gradient that the unit's untrained model sends for it, and the image divided out again."""
-    settings: dict[str, Any] = {"clients": 8, "seed": 0, "dtype": torch.float64}
-    federation = make_federation("digits", "dirichlet:0.4", **settings)
-    network = make_network(
-        "linear", federation.channels, federation.size, federation.classes, dtype=torch.float64
-    )
+    federation = make_federation("digits", "dirichlet:0.4", clients=8, seed=0, dtype=torch.float64)
+    network = make_network("linear", channels=1, size=8, classes=10, dtype=torch.float64)
     label = 0
-    place = next(
-        row for row in federation.train[5] if federation.labels[row] == label
-    )  # the 0 of the unit's figure, too
+    # the 0 of the unit's figure, too
+    place = next(row for row in federation.train[5] if federation.labels[row] == label)
     image = federation.images[place]  # [1, 8, 8]
-    errors = (
-        network(network.init(seed=0), image[None])[0].softmax(0) - torch.eye(10)[label]
-    )  # [10], p - 1[y = c]
+    scores = network(network.init(seed=0), image[None])[0]
+    errors = scores.softmax(0) - torch.eye(10)[label]  # [10], p - 1[y = c]
     sent = torch.outer(errors, image.flatten())  # [10, 64], and the bias sends the errors themselves
     table = torch.column_stack([sent, errors])
     back = (table[label, :-1] / table[label, -1]).view_as(image)
@@ -360,25 +305,20 @@ def scheduler() -> Figure:
     figure, (axis,) = panels(1, 3.5)
 
     def box(x: float, y: float, width: float, height: float, title: str, below: str, color: str) -> None:
-        axis.add_patch(
-            plt.Rectangle((x, y), width, height, facecolor=color, alpha=0.16, edgecolor=color, linewidth=2)
-        )
-        axis.text(x + width / 2, y + height - 0.33, title, ha="center", va="center", weight="bold", color=INK)
-        axis.text(x + width / 2, y + 0.38, below, ha="center", va="center", color=SOFT, fontsize=11)
-
-    def arrow(start: tuple[float, float], end: tuple[float, float], style: str) -> None:
-        how = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.8, "linestyle": style, "mutation_scale": 15}
-        axis.annotate("", end, start, arrowprops=how)
+        look: dict[str, Any] = {"facecolor": color, "alpha": 0.16, "edgecolor": color, "linewidth": 2}
+        axis.add_patch(plt.Rectangle((x, y), width, height, **look))
+        axis.text(x + width / 2, y + height - 0.33, title, weight="bold", color=INK, **CENTERED)
+        axis.text(x + width / 2, y + 0.38, below, color=SOFT, fontsize=11, **CENTERED)
 
     box(0, 1.5, 2.5, 1.4, "your command", "writes the ledger", SHARED)
     box(4.1, 1.5, 2.1, 1.4, "scheduler", "keeps the list", SOFT)
-    arrow((2.6, 2.45), (4.0, 2.45), "-")
-    arrow((4.0, 1.95), (2.6, 1.95), "--")
+    arrow(axis, (2.6, 2.45), (4.0, 2.45))
+    arrow(axis, (4.0, 1.95), (2.6, 1.95), style="--")
     for place in range(3):
         y, meets = 3.2 - 1.6 * place, 2.95 - 0.55 * place
         box(8.1, y, 3.0, 1.3, f"worker {place + 1}", "loads the images itself", OFFICES[6].color)
-        arrow((6.3, meets + 0.1), (8.0, y + 0.85), "-")
-        arrow((8.0, y + 0.5), (6.3, meets - 0.15), "--")
+        arrow(axis, (6.3, meets + 0.1), (8.0, y + 0.85))
+        arrow(axis, (8.0, y + 0.5), (6.3, meets - 0.15), style="--")
     axis.plot([], [], "-", color=INK, linewidth=1.8, label="a configuration goes out")
     axis.plot([], [], "--", color=INK, linewidth=1.8, label="a finished report comes back")
     axis.legend(loc="lower left", bbox_to_anchor=(-0.02, -0.06), frameon=False)
