@@ -1,9 +1,9 @@
 """A record of every number that the package gives, to be compared before and after a change that is to alter none.
 
-    python tools/golden.py OUT_DIR         write the record of this tree (three minutes on one core)
-    python tools/golden.py --compare A B   say what differs between two records; exit code 1 if anything does
+    python tools/golden.py OUT_DIR   write the record of this tree (three minutes on one core)
+    diff -r A B                      say what differs between two records
 
-`--part runs` (or partitions, shown, files) writes that part alone; --compare looks at the parts that both records hold.
+`--part runs` (or partitions, shown, files) writes that part alone.
 
 A record is a folder of text files, floats in full: the indices of every partition recipe, short float64 runs of every method on
 both engines, every table, claim, sentence and figure from the committed ledger, and the keys of what a run writes.
@@ -17,10 +17,8 @@ import contextlib
 import hashlib
 import io
 import json
-import sys
 import tempfile
 import warnings
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -195,36 +193,9 @@ def record(out: Path, parts: list[str]) -> None:
         write(f"runs/{name}.txt", run_of(name.split("-")[0], FIVE | settings))
 
 
-def compare(a: Path, b: Path) -> list[str]:
-    """One line a file that differs, with the first line where it does; one line as well where there is nothing to compare."""
-    names = sorted({path.relative_to(root) for root in (a, b) for path in root.rglob("*") if path.is_file()})
-    names = [name for name in names if (b / name.parts[0]).exists() and (a / name.parts[0]).exists()]
-    found = [] if names else [f"no part of a record is in both {a} and {b}"]
-    for name in names:
-        texts = [path.read_text().splitlines() if (path := root / name).exists() else None for root in (a, b)]
-        if None in texts:
-            found.append(f"{name}: only in {a if texts[1] is None else b}")
-        elif texts[0] != texts[1]:
-            pairs = enumerate(zip_longest(*texts), 1)  # type: ignore[arg-type]
-            number, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-            found.append(f"{name}:{number}: {str(old).strip()[:90]} | {str(new).strip()[:90]}")
-    return found
-
-
-def main() -> int:
-    """Record or compare; the exit code."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--part", action="append", choices=PARTS)
     asked = parser.parse_args()
-    if not asked.compare:
-        record(asked.folders[0], asked.part or PARTS)
-        return 0
-    differing = compare(*asked.folders)
-    print("\n".join(differing) or "nothing differs")
-    return 1 if differing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    record(asked.folder, asked.part or PARTS)
