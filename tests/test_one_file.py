@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import one_file
 import pytest
 import torch
 
@@ -92,11 +91,8 @@ def test_groups_mixtures_and_branches_are_the_packages(alone: Any, federation: F
 
 @pytest.mark.slow
 def test_it_is_made_from_the_units_and_runs_without_the_package() -> None:
-    made = subprocess.run(
-        [sys.executable, str(ROOT / "tools/one_file.py"), "--check"], capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    text = (ROOT / "book/_extra/pfl_in_one_file.py").read_text(encoding="utf-8")
+    text = one_file.FILE.read_text(encoding="utf-8")
+    assert text == one_file.made(), "make reference"
     assert (
         "pfl_lite" not in text.split('"""')[2] and sum(bool(line.strip()) for line in text.splitlines()) < 350
     )

@@ -231,4 +231,4 @@ def made() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(generated.write([(FILE, made())], __doc__))
+    generated.write([(FILE, made())])

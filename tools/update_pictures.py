@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,4 +137,4 @@ def with_cell(stored: str, name: str, source: str, after: str | None = None) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(generated.write(files(), __doc__))
+    generated.write(files())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -208,4 +207,4 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(generated.write(((ROOT / "book" / name, page()) for name, page in PAGES.items()), __doc__))
+    generated.write((ROOT / "book" / name, page()) for name, page in PAGES.items())
