@@ -310,20 +310,16 @@ def main() -> int:
     """Write the slides of all units, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="units, without .ipynb (default: all)")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "_build/slides", help="folder that is written anew"
-    )
-    asked = parser.parse_args()
-    writer = Writer(ROOT / "book")
+    names, folder, writer = parser.parse_args().names, ROOT / "_build/slides", Writer(ROOT / "book")
     units = [one for one in writer.chapters if not one.name.startswith(LAB)]
-    if unknown := set(asked.names) - {one.name for one in units}:
+    if unknown := set(names) - {one.name for one in units}:
         raise SystemExit(f"chapter_slides: no unit '{min(unknown)}'")
-    shutil.rmtree(asked.output, ignore_errors=True)
-    asked.output.mkdir(parents=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for chapter in units:
-        if not asked.names or chapter.name in asked.names:
-            write_slides(chapter, writer, asked.output)
-            print(f"{asked.output / chapter.name}.html, {plan(chapter, writer)[-1][0]} minutes", flush=True)
+        if not names or chapter.name in names:
+            write_slides(chapter, writer, folder)
+            print(f"{folder / chapter.name}.html, {plan(chapter, writer)[-1][0]} minutes", flush=True)
     return 0
 
 

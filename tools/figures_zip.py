@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import base64
 import os
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from chapter_text import Writer, pieces
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "_build/pfl-figures.zip"
 ASK = "import matplotlib_inline.backend_inline as inline\ninline.set_matplotlib_formats('png', 'svg')"
 MIME = {"image/png": "png", "image/svg+xml": "svg"}
 
@@ -42,7 +42,7 @@ def drawn(cells: list[nbformat.NotebookNode], notebook: nbformat.NotebookNode) -
     return list(copy.cells[1:])
 
 
-def make(names: list[str], output: Path, *, stored: bool) -> int:
+def make(names: list[str]) -> int:
     """Write the zip; return how many figures it holds."""
     writer = Writer(ROOT / "book")
     files: dict[str, bytes] = {}
@@ -50,12 +50,9 @@ def make(names: list[str], output: Path, *, stored: bool) -> int:
     for chapter in writer.chapters:
         if names and chapter.name not in names:
             continue
-        cells = [
-            piece.cell
-            for piece in pieces(chapter)
-            if piece.cell.cell_type == "code" and piece.place == "text"
-        ]
-        for cell in cells if stored else drawn(cells, chapter.notebook):
+        shown = (piece.cell for piece in pieces(chapter) if piece.place == "text")
+        cells = [cell for cell in shown if cell.cell_type == "code"]
+        for cell in drawn(cells, chapter.notebook):
             files |= kept(cell, chapter.name)
             if figure := cell.metadata.get("mystnb", {}).get("figure"):
                 captions.append(f"{chapter.name}/{figure.get('name', cell.id)}: {writer.caption(figure)}\n")
@@ -63,8 +60,8 @@ def make(names: list[str], output: Path, *, stored: bool) -> int:
     if not names:
         for path in sorted((ROOT / "book/figures").rglob("*.svg")):
             files[str(path.relative_to(ROOT / "book"))] = path.read_bytes()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as packed:
+    OUTPUT.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(OUTPUT, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in sorted(files.items()):
             packed.writestr(f"pfl-figures/{name}", content)
         packed.writestr("pfl-figures/CAPTIONS.txt", "\n".join(captions))
@@ -72,20 +69,11 @@ def make(names: list[str], output: Path, *, stored: bool) -> int:
     return len(files)
 
 
-def main() -> int:
-    """Read the command line and make the zip."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="pages, without .ipynb (default: all, and the cards and ideas)"
+        "names", nargs="*", help="pages, without .ipynb (default: all, with the cards and ideas)"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "_build/pfl-figures.zip", help="file to write")
-    parser.add_argument("--stored", action="store_true", help="run nothing: only the PNG that the pages hold")
-    asked = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
-    count = make(asked.names, asked.output, stored=asked.stored)
-    print(f"{asked.output}: {count} pictures, {asked.output.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    count = make(parser.parse_args().names)
+    print(f"{OUTPUT}: {count} pictures, {OUTPUT.stat().st_size / 1e6:.1f} MB")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -188,14 +187,5 @@ def make(source: Path, output: Path) -> int:
     return 0
 
 
-def main() -> int:
-    """Read the command line and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, default=ROOT / "book", help="folder of the chapters")
-    parser.add_argument("--output", type=Path, default=ROOT / "_build" / "pdf" / NAME, help="the file")
-    arguments = parser.parse_args()
-    return make(arguments.source, arguments.output)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(make(ROOT / "book", ROOT / "_build" / "pdf" / NAME))

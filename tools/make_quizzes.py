@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -139,9 +138,7 @@ def make(writer: Writer, folder: Path) -> int:
 
 def main() -> int:
     """Write the quizzes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "_build/quizzes", help="folder to write")
-    folder = parser.parse_args().output
+    folder = ROOT / "_build/quizzes"
     print(f"{make(Writer(ROOT / 'book'), folder)} questions in {folder}")
     return 0
 
