@@ -147,9 +147,8 @@ class Writer:
         """Read the labels, titles and references of the book in this folder."""
         self.chapters = chapters(book)
         self.titles = {chapter.name: chapter.title for chapter in self.chapters}
-        self.pages = {
-            path.stem: page_title(path) for path in book.glob("*.md")
-        }  # those that are no notebooks
+        # those that are no notebooks
+        self.pages = {path.stem: page_title(path) for path in book.glob("*.md")}
         self.labels: dict[str, str] = {}
         for chapter in self.chapters:
             self._number(chapter)
@@ -201,43 +200,25 @@ class Writer:
     def plain(self, text: str) -> str:
         """Markdown without MyST's directives, roles and labels."""
         text = re.sub(r"^\([\w-]+\)=\n", "", text, flags=re.MULTILINE)
-        text = re.sub(
-            r"^```\{math\}\n:label: *(\S+)\n(.*?)\n```$", self._equation, text, flags=re.MULTILINE | re.DOTALL
-        )
-        text = re.sub(
-            r"^\$\$\n((?:(?!\$\$).)*?)\n\$\$ *\(([\w-]+)\)",
-            lambda found: self._tagged(found[1], found[2]),
-            text,
-            flags=re.MULTILINE | re.DOTALL,
-        )
-        text = re.sub(
-            r"^(:::|```)\{admonition\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n\1$",
-            lambda found: quoted(f"**{found[2]}**\n\n{found[4].strip()}"),
-            text,
-            flags=re.MULTILINE | re.DOTALL,
-        )
-        text = re.sub(
-            r"^```\{table\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n```$",
-            self._table,
-            text,
-            flags=re.MULTILINE | re.DOTALL,
-        )
-        text = re.sub(
-            r"^```\{figure\} *(\S+)\n((?::[^\n]*\n)*)(.*?)\n```$",
-            self._picture,
-            text,
-            flags=re.MULTILINE | re.DOTALL,
-        )
+        for marks, written in (
+            (r"^```\{math\}\n:label: *(?P<label>\S+)\n(?P<formula>.*?)\n```$", self._equation),
+            (r"^\$\$\n(?P<formula>(?:(?!\$\$).)*?)\n\$\$ *\((?P<label>[\w-]+)\)", self._equation),
+            (r"^(:::|```)\{admonition\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n\1$", self._admonition),
+            (r"^```\{table\} *([^\n]*)\n((?::[^\n]*\n)*)(.*?)\n```$", self._table),
+            (r"^```\{figure\} *(\S+)\n((?::[^\n]*\n)*)(.*?)\n```$", self._picture),
+        ):
+            text = re.sub(marks, written, text, flags=re.MULTILINE | re.DOTALL)
         # Cards side by side become cards one below the other.
         text = re.sub(r"^::::?(\{grid.*\n(:gutter:.*\n)?|$\n?)", "", text, flags=re.MULTILINE)
         text = re.sub(r"\{(cite(?::[tp])?|eq|numref|ref|doc)\}`([^`]+)`", self._role, text)
         return re.sub(r"(?<!!)\[([^\]]+)\]\(([\w-]+)\)", self._link, text)
 
     def _equation(self, found: re.Match[str]) -> str:
-        return self._tagged(found[2], found[1])
+        return f"$$\n{found['formula']}\n\\tag{{{self.labels[found['label']].strip('()')}}}\n$$"
 
-    def _tagged(self, formula: str, label: str) -> str:
-        return f"$$\n{formula}\n\\tag{{{self.labels[label].strip('()')}}}\n$$"
+    @staticmethod
+    def _admonition(found: re.Match[str]) -> str:
+        return quoted(f"**{found[2]}**\n\n{found[4].strip()}")
 
     def _table(self, found: re.Match[str]) -> str:
         name = re.search(r":name: *(\S+)", found[2])
