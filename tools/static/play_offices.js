@@ -93,15 +93,12 @@
         const turned = whole(shares.map((_, c) => shares[(c + i) % CLASSES]), amount);
         const counts = turned.map((_, c) => turned[(c - i + CLASSES) % CLASSES]);
         const [first, end] = split === "train" ? [0, half] : [half, 2 * half];
-        const images = counts.flatMap((count, c) => Array.from({ length: count }, () => {
+        const images = shuffled(counts.flatMap((count, c) => Array.from({ length: count }, () => {
           const number = queues[c][taken[split][c]];
           taken[split][c] = taken[split][c] + 1 < end ? taken[split][c] + 1 : first;
           return number;
-        }));
+        })), uniform);
         const x = new Float64Array(images.length * PIXELS);
-        shuffled(images, uniform).forEach((number, place) => {
-          images[place] = number;
-        });
         images.forEach((number, place) => {
           const image = pool.pixels.subarray(number * PIXELS, (number + 1) * PIXELS);
           x.set(kind === "feature" ? written(image, HANDS[i % HANDS.length], strength) : image, place * PIXELS);
