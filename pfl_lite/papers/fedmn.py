@@ -145,43 +145,38 @@ def fedmn_table2(name: str) -> Experiment:
         """The rows; `pretrain` and `last`: rounds of pre-training in FedMN's results, and of both kinds; `alike`: rounds of
         pre-training and after it where a row of FedMN's has as many as the other methods."""
 
-        def arm(
-            key: str, label: str, column: str, settings: Settings | None = None, *, method: str = ""
-        ) -> Arm:
+        def arm(key: str, column: str, label: str = "", method: str = "", **own: Any) -> Arm:
             paper = None if one.printed is None else printed("FedMN", "II", column, dataset=one.printed)
-            return Arm(key, method or key, label, paper, GRIDS[method or key], settings or {})
+            return Arm(key, method or key, label or column, paper, GRIDS[method or key], **own)
 
         pool = f"FedMN [{one.fedmn['blocks']}]"
-        own = replace(
-            arm("fedmn", pool, "FedMN", one.fedmn | FIRST | {"pretrain": pretrain}),
-            rounds=last,
-            search={"pretrain": SEARCH_EACH, "rounds": 2 * SEARCH_EACH},
-        )
+        first = one.fedmn | FIRST | {"pretrain": pretrain}
+        search = {"pretrain": SEARCH_EACH, "rounds": 2 * SEARCH_EACH}
+        own = arm("fedmn", "FedMN", pool, settings=first, rounds=last, search=search)
         as_wide = one.fedmn | {"width": SMALL_BLOCKS["encoder_width"], "pretrain": alike[0]}
         additions = [("wide", f"blocks start at {WIDE}", own.settings | {"block_std": WIDE}, last)]
         additions += [(way, words, as_wide | settings, sum(alike)) for way, (words, settings) in WAYS.items()]
-        return (
-            arm("local", "Local", "Local"),
-            arm("fedavg", "FedAvg", "FedAvg"),
-            arm("fedprox", "FedProx", "FedProx"),
+        ours = [
             replace(
-                arm("pfl_ft", "FedAvg+", "FedAvg+", {"ft_epochs": 1}), source=Source("fedavg", "training")
-            ),
-            arm("cfl", "ClusteredFL", "ClusteredFL", {"warmup": 3}),
-            arm("pfedme", called, "pFedMe", method=nearest),
-            arm("fedem", "FedEM", "FedEM", {"components": 3}),
+                own,
+                key=f"fedmn-{way}",
+                label=f"{pool}, {words}",
+                paper=None,
+                settings=settings,
+                rounds=rounds,
+            )
+            for way, words, settings, rounds in (additions if one.ours else ())
+        ]
+        return (
+            arm("local", "Local"),
+            arm("fedavg", "FedAvg"),
+            arm("fedprox", "FedProx"),
+            arm("pfl_ft", "FedAvg+", settings={"ft_epochs": 1}, source=Source("fedavg", "training")),
+            arm("cfl", "ClusteredFL", settings={"warmup": 3}),
+            arm("pfedme", "pFedMe", called, nearest),
+            arm("fedem", "FedEM", settings={"components": 3}),
             own,
-            *(
-                replace(
-                    own,
-                    key=f"fedmn-{way}",
-                    label=f"{pool}, {words}",
-                    paper=None,
-                    settings=settings,
-                    rounds=rounds,
-                )
-                for way, words, settings, rounds in (additions if one.ours else ())
-            ),
+            *ours,
         )
 
     seeds = (0, 1, 2, 3, 4)
@@ -268,25 +263,17 @@ def smaller_batches(one: Setting) -> tuple[str, ...]:
 
 def fedem_experiment(name: str, title: str, one: Setting, **others: Any) -> Experiment:
     """An experiment on FedEM's clients: what all of them share."""
-    settings: Settings = {
-        "name": name,
-        "title": title,
-        "data": one.data,
-        "partition": one.partition,
-        "clients": one.clients,
-        "model": one.model,
+    alike = ("data", "partition", "clients", "model", "batch_size", "stands_in", "unavailable")
+    settings: Settings = {each: getattr(one, each) for each in alike} | {
         "epochs": 1,
-        "batch_size": one.batch_size,
         "ft_every": 0,
         "ft_epochs": None,
         "eval_every": 5,
         "seeds": (0,),
         "search_rounds": SEARCH_ROUNDS,
         "common": {"momentum": 0.9, "weight_decay": 0.0005, "split": "fedem", "val_fraction": 0.25},
-        "stands_in": one.stands_in,
-        "unavailable": one.unavailable,
     }
-    return Experiment(**settings | others)
+    return Experiment(name, title, **settings | others)
 
 
 FIG2_BLOCKS = {
@@ -424,15 +411,8 @@ FEDMN_TURNS = fedem_experiment(
     SETTINGS["cifar100-lenet"]._replace(stands_in=""),
     rounds=40,
     arms=tuple(
-        Arm(
-            schedule,
-            "fedmn",
-            f"clients {words}",
-            None,
-            (),
-            LENET.fedmn | FIRST | SOFT | {"schedule": schedule},
-        )
-        for schedule, words in (("parallel", "in parallel"), ("sequential", "one after another"))
+        Arm(key, "fedmn", f"clients {words}", None, (), LENET.fedmn | FIRST | SOFT | {"schedule": key})
+        for key, words in (("parallel", "in parallel"), ("sequential", "one after another"))
     ),
     eval_every=2,
     deviations=(
@@ -625,13 +605,8 @@ FEDEM_COMPONENTS = 3  # in all of FedEM's experiments
     "the number of encoders in FedMN are set as the same as the number of components in FedEM on each dataset",
 )
 def _() -> tuple[str, str]:
-    encoders = pd.Series(
-        {
-            row["dataset"]: int(float(row["value_percent"]))
-            for row in paper_tables()
-            if row["paper"] == "FedMN" and row["metric"].startswith("blocks in layer 1 ")
-        }
-    )
+    first = [one for one in paper_tables() if one["metric"].startswith("blocks in layer 1 ")]
+    encoders = pd.Series({one["dataset"]: int(float(one["value_percent"])) for one in first})
     fits = encoders == FEDEM_COMPONENTS
     return supported(fits), (
         f"FedEM has {FEDEM_COMPONENTS} components everywhere; Table I has "
