@@ -45,6 +45,7 @@ from pfl_lite.papers.statement import (
 from pfl_lite.papers.statistics import Array, Estimate, best_rank, resampled, two_way, verdict
 
 SHARED_ALPHA = {"branches": 5, "alpha_scope": "shared"}
+PLAIN_MEAN = SHARED_ALPHA | {"aggregation": "plain"}
 PLAIN_RATES = tuple({"lr": lr} for lr in (0.02, 0.05, 0.1))
 BRANCH_RATES = tuple({"lr": lr, "alpha_lr": alpha_lr} for lr, alpha_lr in ((0.1, 0.1), (0.1, 0.3)))
 
@@ -138,21 +139,16 @@ def table1_deviations(rounds: str, chosen: str, tuned: str) -> tuple[str, ...]:
 def table1_arms(plain: Settings, branched: Settings) -> tuple[Arm, ...]:
     """The rows of Table I, with how the rates of both kinds of methods are searched."""
 
-    def arm(key: str, method: str, label: str, column: str, **how: Any) -> Arm:
-        return Arm(key, method, label, printed("pFedMB", "I", column), **how)
+    def arm(key: str, label: str, column: str, **how: Any) -> Arm:
+        return Arm(key, key.partition("-")[0], label, printed("pFedMB", "I", column), **how)
 
-    unweighted = {"settings": SHARED_ALPHA | {"aggregation": "plain"}, "source": Source("pfedmb"), "grid": ()}
+    unweighted: Settings = {"settings": PLAIN_MEAN, "source": Source("pfedmb"), "grid": ()}
+    without = "pFedMB without alpha-weighting (eq. 6)"
     return (
-        arm("local", "local", "Local", "Local", **plain),
-        arm("fedavg", "fedavg", "FedAvg", "FedAvg", **plain),
-        arm(
-            "pfedmb-plain",
-            "pfedmb",
-            "pFedMB without alpha-weighting (eq. 6)",
-            "pFedMB w/o alpha-weighted avg",
-            **unweighted,
-        ),
-        arm("pfedmb", "pfedmb", "pFedMB (eq. 5)", "pFedMB", settings=SHARED_ALPHA, **branched),
+        arm("local", "Local", "Local", **plain),
+        arm("fedavg", "FedAvg", "FedAvg", **plain),
+        arm("pfedmb-plain", without, "pFedMB w/o alpha-weighted avg", **unweighted),
+        arm("pfedmb", "pFedMB (eq. 5)", "pFedMB", settings=SHARED_ALPHA, **branched),
     )
 
 
@@ -208,15 +204,18 @@ class Column(NamedTuple):
     rounds: int
 
 
-_COLUMNS = {
-    "random2-15": ("cifar10", "classes:2", 15, "random 2 classes; 15", 6, 10),
-    "random2-50": ("cifar10", "classes:2", 50, "random 2 classes; 50", 10, 30),
-    "dirichlet-15": ("cifar10", "dirichlet:0.4", 15, "Dirichlet 0.4; 15", 7, 10),
-    "dirichlet-50": ("cifar10", "dirichlet:0.4", 50, "Dirichlet 0.4; 50", 6, 30),
-    "cifar100-15": ("cifar100", "shares:20:0.3:0.7", 15, "random 20 classes, different sizes; 15", 3, 10),
-    "cifar100-50": ("cifar100", "shares:20:0.3:0.7", 50, "random 20 classes, different sizes; 50", 3, 30),
+TABLE2_SETTINGS = {
+    "random2-15": Column("cifar10", "classes:2", 15, "random 2 classes; 15", 6, 10),
+    "random2-50": Column("cifar10", "classes:2", 50, "random 2 classes; 50", 10, 30),
+    "dirichlet-15": Column("cifar10", "dirichlet:0.4", 15, "Dirichlet 0.4; 15", 7, 10),
+    "dirichlet-50": Column("cifar10", "dirichlet:0.4", 50, "Dirichlet 0.4; 50", 6, 30),
+    "cifar100-15": Column(
+        "cifar100", "shares:20:0.3:0.7", 15, "random 20 classes, different sizes; 15", 3, 10
+    ),
+    "cifar100-50": Column(
+        "cifar100", "shares:20:0.3:0.7", 50, "random 20 classes, different sizes; 50", 3, 30
+    ),
 }
-TABLE2_SETTINGS = {name: Column(*column) for name, column in _COLUMNS.items()}
 
 TABLE2_LABELS = {
     "local": "Local", "fedavg": "FedAvg", "fedprox": "FedProx", "fedper": "FedPer", "pfedme": "pFedMe",
@@ -327,11 +326,8 @@ def branches_name(setting: str) -> str:
 
 def pfedmb_branches(setting: str) -> Experiment:
     """pFedMB with several numbers of branches in a setting of Table II: Fig. 5, and what Table III is chosen from."""
-    base, best, words = (
-        pfedmb_table2(setting),
-        TABLE2_SETTINGS[setting].branches,
-        TABLE2_SETTINGS[setting].words,
-    )
+    base, column = pfedmb_table2(setting), TABLE2_SETTINGS[setting]
+    best = column.branches
 
     def arm(number: int, branched: Settings) -> Arm:
         paper, source = None, Source("pfedmb")
@@ -352,7 +348,7 @@ def pfedmb_branches(setting: str) -> Experiment:
         base,
         name=branches_name(setting),
         title=f"pFedMB, {'Fig. 5' if setting == 'random2-50' else 'Table III'}: numbers of branches, "
-        f"{words.replace('; ', ', ')} clients",
+        f"{column.words.replace('; ', ', ')} clients",
         arms=arms(BRANCHES, {"rate": "effective"}),
         drawn=setting == "random2-50",  # Fig. 5
         seeds=(0,),
@@ -373,7 +369,7 @@ def our_addition(
     name: str,
     change: str,
     why: str,
-    rows: Sequence[tuple[str, str, str, Settings]],
+    rows: dict[str, tuple[str, Settings]],
     seeds: tuple[int, ...] = (0,),
 ) -> Experiment:
     """Rows of Table I or of a setting of Table II once more, with a setting of our choice instead of the one that was searched.
@@ -383,7 +379,7 @@ def our_addition(
         name: the experiment's.
         change: what is different, for its title.
         why: its only deviation from that table.
-        rows: key, method, what its label adds, and all that its search would have chosen.
+        rows: key, whose first word is the method -> what its label adds, and all that its search would have chosen.
         seeds: those of the results.
     """
     table, where = PFEDMB_TABLE1, "Table I"
@@ -397,8 +393,8 @@ def our_addition(
         title=f"Our addition to pFedMB's {where}: {change}",
         budget=DEFAULT_BUDGET,
         arms=tuple(
-            Arm(key, method, f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
-            for key, method, words, chosen in rows
+            Arm(key, method := key.partition("-")[0], f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
+            for key, (words, chosen) in rows.items()
         ),
         seeds=seeds,
         searched_in=None,
@@ -411,12 +407,9 @@ def pfedmb_decay(setting: str) -> Experiment:
     clients, branches = TABLE2_SETTINGS[setting].clients, TABLE2_SETTINGS[setting].branches
     plain, ladders = STARTS[0], BRANCH_SEARCH["ladders"]
     mixed = BRANCH_SEARCH["grid"][0] | {"branches": branches, "alpha_lr": ladders["alpha_lr"][-1]}
-    rows: list[tuple[str, str, Settings]] = [
-        ("fedavg-decay", "fedavg", plain),
-        ("pfedmb-decay", "pfedmb", mixed),
-    ]
+    rows = {"fedavg-decay": plain, "pfedmb-decay": mixed}
     if clients == 15:
-        rows.append(("pfedmb-more-decay", "pfedmb", mixed | {"weight_decay": plain["weight_decay"]}))
+        rows["pfedmb-more-decay"] = mixed | {"weight_decay": plain["weight_decay"]}
     return our_addition(
         setting,
         decay_name(setting),
@@ -425,7 +418,7 @@ def pfedmb_decay(setting: str) -> Experiment:
         f"at which their searches begin (FedAvg: {plain['weight_decay']}, as FedProx and IFCA keep it; pFedMB: "
         f"{mixed['weight_decay']}, and with 15 clients also FedAvg's); these searches of {SEARCHED['search_rounds']} rounds "
         "chose none.",
-        [(key, method, f"weight decay {chosen['weight_decay']}", chosen) for key, method, chosen in rows],
+        {key: (f"weight decay {chosen['weight_decay']}", chosen) for key, chosen in rows.items()},
     )
 
 
@@ -455,7 +448,7 @@ PFEDMB = (
         "at the next lower rate",
         "FedAvg, FedProx, IFCA and pFedMB as in that table with the paper's budget, all other settings included, but at the next "
         f"lower rate of their ladders; searches of {SEARCHED['search_rounds']} rounds chose the higher one.",
-        [(f"{method}-slower", method, f"rate {chosen['lr']}", chosen) for method, chosen in LOWER_RATES.items()],
+        {f"{method}-slower": (f"rate {chosen['lr']}", chosen) for method, chosen in LOWER_RATES.items()},
     ),
     # with unequal mixtures, where would FedAvg end with the optimizer that IFCA's search chose?
     our_addition(
@@ -464,7 +457,7 @@ PFEDMB = (
         "FedAvg with momentum",
         "FedAvg as in that table with the paper's budget, but with momentum {momentum} and rate {lr}, as "
         "IFCA's search chose them; FedAvg's own chose plain SGD, by less than half a point.".format(**STARTS[0]),
-        [("fedavg-momentum", "fedavg", f"momentum {STARTS[0]['momentum']}", STARTS[0])],
+        {"fedavg-momentum": (f"momentum {STARTS[0]['momentum']}", STARTS[0])},
     ),
     # is it weight decay, with which eq. 5 is best, that holds eq. 6 back?
     our_addition(
@@ -473,10 +466,9 @@ PFEDMB = (
         "eq. 6 with less weight decay",
         "pFedMB without alpha-weighting as in that table with the paper's budget, all other settings included, but with weight "
         f"decay {LESS_DECAY['weight_decay']}; the search of eq. 5, whose settings eq. 6 takes over, chose 0.01.",
-        [
-            ("pfedmb-plain-decay", "pfedmb", f"eq. 6, weight decay {LESS_DECAY['weight_decay']}",
-             LESS_DECAY | SHARED_ALPHA | {"aggregation": "plain"})
-        ],
+        {
+            "pfedmb-plain-decay": (f"eq. 6, weight decay {LESS_DECAY['weight_decay']}", LESS_DECAY | PLAIN_MEAN),
+        },
         PFEDMB_TABLE1.seeds,
     ),
 )  # fmt: skip
@@ -549,14 +541,9 @@ def chain(runs: Runs, level: float) -> ClaimResult:
     ]
     if any(not run.get("final_before_ft") for arm in CHAIN for run in runs[arm]):
         each.append("some runs are scored without fine-tuning")
+    statistic = "the paired difference whose interval reaches lowest, points"
     decided = verdict([*links.values()], level)
-    return outcome(
-        "the paired difference whose interval reaches lowest, points",
-        weakest,
-        level,
-        "; ".join(each),
-        decided,
-    )
+    return outcome(statistic, weakest, level, "; ".join(each), decided)
 
 
 def in_steps(leads: Array, step: int) -> Estimate:
