@@ -71,7 +71,7 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
     assert isinstance(first, Tag)
     first.insert(0, soup.new_tag("span", id=f"document-{toc['root']}"))
     sections = {toc["root"]: first}
-    printed: list[dict[str, Any]] = []
+    printed = {"": [toc["root"]]}  # caption -> its chapters
     for part in toc["parts"]:
         files = [one["file"] for one in part["chapters"]]
         readers = [name for name in files if name not in FOR_TEACHERS]
@@ -83,17 +83,16 @@ def printable(page: str, toc: dict[str, Any], config: dict[str, Any], numbers: d
             else:
                 section.decompose()
         if kept:
-            printed.append({"caption": part["caption"], "chapters": [{"file": name} for name in kept]})
+            printed[part["caption"]] = kept
     for section in sections.values():
         section["class"] = "chapter"
         if section is not first:  # a level below the first chapter, which is no other's chapter
             for each in section.find_all(re.compile("^h[2-6]$")):
                 each.name = f"h{int(each.name[1]) - 1}"
     lines = ["<h1>Contents</h1>"]
-    for part in [{"caption": "", "chapters": [{"file": toc["root"]}]}, *printed]:
-        if part["caption"]:
-            lines.append(f"<h2>{escape(part['caption'])}</h2>")
-        for name in (one["file"] for one in part["chapters"]):
+    for caption, names in printed.items():
+        lines += [f"<h2>{escape(caption)}</h2>"] if caption else []
+        for name in names:
             lines.append(
                 f'<a href="#document-{name}"><span>{escape(heading(sections[name]))}</span>'
                 f'<span class="number">{numbers.get(name, "")}</span></a>'
