@@ -23,7 +23,7 @@ from pfl_lite.atomic_files import locked
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
-from pfl_lite.papers.experiment import Source, printed
+from pfl_lite.papers.experiment import printed
 from pfl_lite.results import audit as care
 from pfl_lite.results import executors, plan
 from pfl_lite.results import run as runner
@@ -439,8 +439,8 @@ def test_settings_and_runs_are_taken_over_from_another_experiment(
     base = get_experiment(tiny)
     first = base.arm("pfedmb")
     arms = (
-        replace(first, key="b3", grid=(), settings=first.settings | {"branches": 3}, source=Source("pfedmb")),
-        replace(first, key="b5", grid=(), source=Source("pfedmb", "run", tiny)),
+        replace(first, key="b3", grid=(), settings=first.settings | {"branches": 3}, rates_of="pfedmb"),
+        replace(first, key="b5", grid=(), rates_of="pfedmb", run_of=tiny),
     )
     monkeypatch.setitem(
         EXPERIMENTS, "scan", replace(base, name="scan", arms=arms, seeds=(0,), searched_in=tiny)

@@ -52,19 +52,6 @@ def printed(paper: str, table: str, method: str, setting: str = "", **where: str
 
 
 @dataclass(frozen=True)
-class Source:
-    """What an arm takes over from another row instead of making it itself; it then has no grid."""
-
-    row: str
-    """Key of the other arm: of the same experiment, of the one that searches (`searched_in`), or of `experiment`."""
-    takes: str = "settings"
-    """`settings`: those that its search chose (an ablation that changes one thing); `training`: these and the training itself,
-    because the arm differs only in what clients do after the last round; `run`: its runs, which are the same, made there."""
-    experiment: str | None = None
-    """Of a run: the name of the experiment that makes it."""
-
-
-@dataclass(frozen=True)
 class Arm:
     """One row of a table: a method with fixed settings, and the grid that is searched on validation data."""
 
@@ -76,29 +63,19 @@ class Arm:
     settings: Settings = field(default_factory=dict)
     ladders: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting -> its values in order: where the search goes on from the grid (`climbed`), in steps to the next value."""
-    source: Source | None = None
-    """The row that it takes something over from."""
+    rates_of: str | None = None
+    """Key of the arm whose chosen settings it takes over, and then has no grid: of the same experiment, of the one that searches
+    (`searched_in`), or of `run_of`."""
+    trained_by: str | None = None
+    """Key of that arm where it takes over the training, too, and differs only in what clients do after the last round."""
+    run_of: str | None = None
+    """Name of the experiment with that arm where its runs are the same, and made there."""
     rounds: int | None = None
     """Rounds, where this arm is not trained for as many as the others."""
     search: Settings = field(default_factory=dict)
     """What its short search does otherwise than its results."""
     papers: dict[str, float | None] = field(default_factory=dict)
     """The printed numbers of an experiment with several measures; `paper` is that of the first."""
-
-    @property
-    def rates_of(self) -> str | None:
-        """Key of the arm whose chosen settings it has, where that is another."""
-        return None if self.source is None else self.source.row
-
-    @property
-    def trained_by(self) -> str | None:
-        """Key of the arm whose training it takes over."""
-        return self.source.row if self.source is not None and self.source.takes == "training" else None
-
-    @property
-    def run_of(self) -> str | None:
-        """Name of the experiment that makes its runs, where that is another."""
-        return self.source.experiment if self.source is not None and self.source.takes == "run" else None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from pfl_lite.data.recipes import parse
 from pfl_lite.methods.fedmn import PROGRAM
-from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, Source, crossed, paper_tables, printed
+from pfl_lite.papers.experiment import NEXT, Arm, Experiment, Settings, crossed, paper_tables, printed
 from pfl_lite.papers.statement import (
     ClaimResult,
     Link,
@@ -171,7 +171,7 @@ def fedmn_table2(name: str) -> Experiment:
             arm("local", "Local"),
             arm("fedavg", "FedAvg"),
             arm("fedprox", "FedProx"),
-            arm("pfl_ft", "FedAvg+", settings={"ft_epochs": 1}, source=Source("fedavg", "training")),
+            arm("pfl_ft", "FedAvg+", settings={"ft_epochs": 1}, rates_of="fedavg", trained_by="fedavg"),
             arm("cfl", "ClusteredFL", settings={"warmup": 3}),
             arm("pfedme", "pFedMe", called, nearest),
             arm("fedem", "FedEM", settings={"components": 3}),
@@ -298,9 +298,8 @@ def fedmn_fig2(name: str) -> Experiment:
     linear = {"model": "linear", "encoder_width": 256, "width": 256, "router_width": 128} | FIRST
 
     def arm(key: str, label: str, searches: str, settings: Settings) -> Arm:
-        source = None if key == searches else Source(searches)
-        grid = RATES if source is None else ()
-        return Arm(key, key.partition("-")[0], label, None, grid, settings, source=source)
+        grid, rates_of = (RATES, None) if key == searches else ((), searches)
+        return Arm(key, key.partition("-")[0], label, None, grid, settings, rates_of=rates_of)
 
     arms = [
         arm(f"fedavg-{depth}", f"FedAvg, {depth} layers", "fedavg-8", {"model": f"mlp256x{depth}"})

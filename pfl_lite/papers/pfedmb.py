@@ -19,7 +19,6 @@ from pfl_lite.papers.experiment import (
     Arm,
     Experiment,
     Settings,
-    Source,
     crossed,
     printed,
 )
@@ -142,7 +141,7 @@ def table1_arms(plain: Settings, branched: Settings) -> tuple[Arm, ...]:
     def arm(key: str, label: str, column: str, **how: Any) -> Arm:
         return Arm(key, key.partition("-")[0], label, printed("pFedMB", "I", column), **how)
 
-    unweighted: Settings = {"settings": PLAIN_MEAN, "source": Source("pfedmb"), "grid": ()}
+    unweighted: Settings = {"settings": PLAIN_MEAN, "rates_of": "pfedmb", "grid": ()}
     without = "pFedMB without alpha-weighting (eq. 6)"
     return (
         arm("local", "Local", "Local", **plain),
@@ -330,11 +329,11 @@ def pfedmb_branches(setting: str) -> Experiment:
     best = column.branches
 
     def arm(number: int, branched: Settings) -> Arm:
-        paper, source = None, Source("pfedmb")
+        paper, home = None, None
         if number == best:
-            paper, source = base.arm("pfedmb").paper, Source("pfedmb", "run", base.name)
+            paper, home = base.arm("pfedmb").paper, base.name
         key, settings = f"b{number}", {"branches": number} | branched
-        return Arm(key, "pfedmb", f"B = {number}", paper, (), settings, source=source)
+        return Arm(key, "pfedmb", f"B = {number}", paper, (), settings, rates_of="pfedmb", run_of=home)
 
     def arms(candidates: tuple[int, ...], branched: Settings) -> tuple[Arm, ...]:
         return tuple(arm(number, branched) for number in sorted({*candidates, best}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pfl_lite.papers.experiment import Arm, Experiment, Source, printed
+from pfl_lite.papers.experiment import Arm, Experiment, Settings, printed
 from pfl_lite.papers.statement import (
     Link,
     ahead,
@@ -45,30 +45,30 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
     """One setting of PFL-MoE's tables I (local test) and II (global test)."""
     data, model, dataset, network = MOE_PAIRS[pair]
 
-    def arm(key: str, method: str, label: str, paper: str | None, **settings: Any) -> Arm:
+    def arm(key: str, label: str, column: str | None, **settings: Any) -> Arm:
+        where = {"dataset": dataset, "model": network}
         papers = {
-            measure: None
-            if paper is None
-            else printed("PFL-MoE", table, paper, f"alpha={alpha}", dataset=dataset, model=network)
+            measure: None if column is None else printed("PFL-MoE", table, column, f"alpha={alpha}", **where)
             for measure, table in (("local_test", "I"), ("global_test", "II"))
         }
-        source = None if method in ("local", "fedavg") else Source("fedavg", "training")
-        return Arm(key, method, label, papers["local_test"], (), settings, source=source, papers=papers)
+        taken = None if key in ("local", "fedavg") else "fedavg"
+        own: Settings = {"settings": settings, "rates_of": taken, "trained_by": taken, "papers": papers}
+        return Arm(key, key.partition("-")[0], label, papers["local_test"], (), **own)
 
     seeds = (0, 1, 2, 3, 4)
     augmented = data != "fashion_mnist"
     tuning = MOE_TUNING | {"ft_lr": 0.005 if model == "vgg16" else 0.001}
     code = tuning | MOE_CODE
     arms = (
-        arm("local", "local", "Local", "Local", **MOE_LOCAL),
-        arm("fedavg", "fedavg", "FedAvg", "FedAvg"),
-        arm("pfl_fb", "pfl_fb", "PFL-FB on 3/4 of the images", "PFL-FB", part="per", **tuning),
-        arm("pfl_fb-all", "pfl_fb", "PFL-FB on all images", None, part="all", **tuning),
-        arm("pfl_mf", "pfl_mf", "PFL-MF (pixels), as in the paper", "PFL-MF", **tuning),
-        arm("pfl_mfe", "pfl_mfe", "PFL-MFE (features), as in the paper", "PFL-MFE", **tuning),
-        arm("pfl_mf-code", "pfl_mf", "PFL-MF (pixels), as in the code", "PFL-MF", **code),
-        arm("pfl_mfe-code", "pfl_mfe", "PFL-MFE (features), as in the code", "PFL-MFE", **code),
-        arm("pfl_mf-equal", "pfl_mf", "PFL-MF, gate held at 1/2", None, gate="equal", **tuning),
+        arm("local", "Local", "Local", **MOE_LOCAL),
+        arm("fedavg", "FedAvg", "FedAvg"),
+        arm("pfl_fb", "PFL-FB on 3/4 of the images", "PFL-FB", part="per", **tuning),
+        arm("pfl_fb-all", "PFL-FB on all images", None, part="all", **tuning),
+        arm("pfl_mf", "PFL-MF (pixels), as in the paper", "PFL-MF", **tuning),
+        arm("pfl_mfe", "PFL-MFE (features), as in the paper", "PFL-MFE", **tuning),
+        arm("pfl_mf-code", "PFL-MF (pixels), as in the code", "PFL-MF", **code),
+        arm("pfl_mfe-code", "PFL-MFE (features), as in the code", "PFL-MFE", **code),
+        arm("pfl_mf-equal", "PFL-MF, gate held at 1/2", None, gate="equal", **tuning),
     )
     said = (
         "CIFAR-10: training images are cropped and mirrored, as in the code; the paper does not say so."

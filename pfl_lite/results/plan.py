@@ -173,7 +173,7 @@ class Plan:
         That is so for the last candidate, for arms that take over another's training or rates, and where a complete shorter run
         is there, whose place in the ledger only a run of the same settings takes.
         """
-        if arm.source is not None or not self.experiment.next_candidate:
+        if arm.rates_of is not None or not self.experiment.next_candidate:
             return None
         if len(self.candidates(arm, seed)) < 2 or self.ledger.has(self.experiment.name, arm.key, seed):
             return None
