@@ -102,7 +102,7 @@ reference: environment ## write what is made from the code: reference pages, met
 	@$(PY) tools/update_pictures.py
 
 map: environment ## the map of the methods as one A3 page (_build/map-of-methods.pdf; needs Chromium)
-	@$(PY) tools/make_map.py
+	@$(PY) tools/cards.py
 
 sheet: environment ## the cheat sheet, every method in one line, as one A4 page (_build/cheat-sheet.pdf; needs Chromium)
 	@$(PY) tools/cheat_sheet.py

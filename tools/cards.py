@@ -1,11 +1,12 @@
 """One card for every method, drawn from one short entry: what the server holds, what travels, what stays in an office.
 
 A new method gets an entry in `CARDS`; `make reference` then draws its card and puts it into its chapter, the glossary and the map
-of the methods.
+of the methods. Run as a program, this prints the map as one A3 page (`make map`).
 """
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -469,3 +470,11 @@ def _swatch(travels: bool, color: str, words: str) -> str:
         f'<rect width="24" height="17" rx="4" fill="{fill}" stroke="{color}" stroke-width="1.5"/>'
         f"{_text(30, 14, words, 14.5, SOFT)}"
     )
+
+
+if __name__ == "__main__":
+    from make_pdf import print_sheet
+
+    style = "@page { size: A3 landscape; margin: 0 } body { margin: 0 } svg { width: 420mm; height: 296mm }"
+    page = f'<!doctype html><meta charset="utf-8"><style>{style}</style>{poster()}'
+    sys.exit(print_sheet(page, "map-of-methods.pdf", "the picture is book/figures/cards/map-of-methods.svg"))
