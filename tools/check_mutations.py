@@ -534,14 +534,9 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
 }  # fmt: skip
 
-METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - {
-    "weighted_mean",
-    "base",
-    "split",
-    "clusters",
-    "blocks",
-    *("gate", "pfl_moe", "pfl_mf", "pfl_mfe"),  # whose tests are chosen by their file
-}
+SHARED = {"weighted_mean", "base", "split", "clusters", "blocks"}
+BY_FILE = {"gate", "pfl_moe", "pfl_mf", "pfl_mfe"}  # whose tests are chosen by their file
+METHODS = {Path(file).stem for file in CHANGES if file.startswith("methods/")} - SHARED - BY_FILE
 MUTATIONS = [Mutation(file, *change) for file, changes in CHANGES.items() for change in changes]
 
 # which test file, `tests/test_methods_NAME.py`, stands for which of the package's
@@ -664,6 +659,7 @@ def main() -> int:
             chosen.remove(mutation)
     os.chdir(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # what every run would import, once for all; never pfl_lite
     for module in (
         "torch.func",
         "torch._dynamo",
@@ -672,7 +668,7 @@ def main() -> int:
         "scipy.stats",
         "tqdm",
     ):
-        importlib.import_module(module)  # what every run would import, once for all; never pfl_lite
+        importlib.import_module(module)
     for plugin in importlib.metadata.entry_points(group="pytest11"):
         plugin.load()
 

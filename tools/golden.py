@@ -58,11 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 ONE_BY_ONE: dict[str, dict[str, Any]] = {  # of what a few methods suffice to show
     "fedavg-crops": {"augment": "crop_flip", "model": "small_cnn"},
     "fedavg-workers": {"workers": 2, "participation": 0.6, "rounds": 2},
-    "fedavg-batches": {
-        "engine": "vmap",
-        "clients_per_batch": 2,
-        "model": "small_cnn",
-    },
+    "fedavg-batches": {"engine": "vmap", "clients_per_batch": 2, "model": "small_cnn"},
     "fedrep-whole": {"whole_test": True, "split": "published"},
     "pfedmb-crops": {"engine": "vmap", "augment": "crop_flip", "model": "small_cnn", "rounds": 1},
     "fedmn-sequential": {"schedule": "sequential", "blocks": "1x2x2", "rounds": 2},
