@@ -9,7 +9,7 @@ import pytest
 from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, GROUPS, get_experiment, members
 from pfl_lite.papers.pfedmb import branches_used, by_chance
-from pfl_lite.papers.statement import claims_by_name, estimate
+from pfl_lite.papers.statement import CLAIMS, estimate
 from pfl_lite.papers.statistics import resampled, widening
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.verdicts import claims, frame, paired_runs, remarks
@@ -94,7 +94,7 @@ def verdict(tmp_path):
 
 
 def test_every_claim_needs_arms_that_exist():
-    for claim in claims_by_name().values():
+    for claim in CLAIMS.values():
         assert claim.experiment in EXPERIMENTS or claim.experiment in GROUPS
         assert set(claim.needs) <= set(members(claim.experiment)) or claim.experiment in claim.needs
         for name, arms in claim.needs.items():

@@ -20,12 +20,12 @@ from pfl_lite.papers.fedmn import sent
 from pfl_lite.papers.pfedmb import METHODS, SCAN, TABLE2_SETTINGS, fewer_on_cifar100, table2
 from pfl_lite.papers.pflmoe import ALL
 from pfl_lite.papers.statement import (
+    CLAIMS,
     LOOKED_AT_TWICE,
     Link,
     Runs,
     ahead,
     by_seed,
-    claims_by_name,
     estimate,
     per_client,
     weakest_first,
@@ -70,13 +70,13 @@ def verdict(tmp_path: Any) -> Callable[..., ClaimResult]:
 
     def test(id: str, level: Callable[[str, str], Any], seeds: tuple[int, ...] = (0, 1, 2)) -> ClaimResult:
         ledger = Ledger(tmp_path)
-        for name, arms in claims_by_name()[id].needs.items():
+        for name, arms in CLAIMS[id].needs.items():
             for arm in arms:
                 for seed in seeds if level(name, arm) is not None else ():
                     home = EXPERIMENTS[name].arm(arm)
                     where, key = (home.run_of or name), (home.rates_of if home.run_of else arm)
                     ledger.write(make_run(where, str(key), level(name, arm), seed))
-        (result,) = [one for one in claims(claims_by_name()[id].experiment, ledger) if one.id == id]
+        (result,) = [one for one in claims(CLAIMS[id].experiment, ledger) if one.id == id]
         return result
 
     return test
@@ -125,7 +125,7 @@ def test_a_fourth_seed_waits_for_the_fifth() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_two_planned_looks_share_the_error_of_one(p: float, decided: str, sign: int, tmp_path: Any) -> None:
     """Three of the five planned seeds, of which E13-lenet's difference gets the p-value `p`."""
-    ledger, claim = Ledger(tmp_path), claims_by_name()["E13-lenet"]
+    ledger, claim = Ledger(tmp_path), CLAIMS["E13-lenet"]
     lead = sign * (1 + np.sqrt(3) / stats.t.isf(p, 2) * np.array([-1, 0, 1]))  # a mean of 1
     for name in claim.needs:
         for seed, shift in enumerate(lead):
@@ -184,7 +184,7 @@ def test_what_is_told_by_seed_is_looked_at_twice_too(
     some = 0.2 * (1 + spread / stats.t.isf(p, len(spread) - 1))  # a mean of 0.2
     of_seeds = [routes(lead, seed) for seed, lead in enumerate([*some, 0.001][:seeds])]
     found = {"fedmn-groups": {arm: [runs[arm][0] for runs in of_seeds] for arm in ("works", "warm")}}
-    result = check(claims_by_name()[id], found)
+    result = check(CLAIMS[id], found)
     assert result.verdict == says and note in result.note
     assert result.value == pytest.approx(0.2 * (100 if id == "M9" else 1), rel=1e-6)
     assert result.seeds == min(seeds, 3) and not result.note.startswith(";")
@@ -192,7 +192,7 @@ def test_what_is_told_by_seed_is_looked_at_twice_too(
 
 @pytest.mark.parametrize(("budget", "level"), [("small", LOOKED_AT_TWICE), ("paper", ONE_SIDED)])
 def test_the_level_is_that_of_the_seeds_which_the_budget_plans(budget: str, level: float) -> None:
-    given, claim = [], claims_by_name()["M1-lenet"]
+    given, claim = [], CLAIMS["M1-lenet"]
     assert {len(get_experiment(name, budget).seeds) for name in claim.needs} == {
         5 if budget == "small" else 1
     }
@@ -311,7 +311,7 @@ def test_a_comparison_uses_the_seeds_that_its_own_two_methods_have(tmp_path: Any
 
 def test_a_comparison_without_a_common_seed_keeps_a_claim_from_holding(tmp_path: Any) -> None:
     ledger, name = Ledger(tmp_path), "pfedmb-table2-dirichlet-50"
-    for arm in claims_by_name()["B7"].needs[name]:
+    for arm in CLAIMS["B7"].needs[name]:
         ledger.write(make_run(name, arm, 72 if arm == "pfedmb" else 60, seed=1 if arm == "ifca" else 0))
     (result,) = [one for one in claims("pfedmb-table2", ledger) if one.id == "B7"]
     assert result.verdict == "undecided" and "7 of 8 hold, 0 fail, 1 cannot be tested yet" in result.note
@@ -390,7 +390,7 @@ def test_what_is_there_may_refute_a_claim_but_not_hold_it_alone(
     assert verdict("E2", only_one(79)).verdict == "failed"
 
 
-@pytest.mark.parametrize("id", [id for id in claims_by_name() if id.startswith("E")])
+@pytest.mark.parametrize("id", [id for id in CLAIMS if id.startswith("E")])
 def test_pflmoe_s_claims_hold_on_the_paper_s_own_numbers(
     verdict: Callable[..., ClaimResult], id: str, tmp_path: Any
 ) -> None:
@@ -399,7 +399,7 @@ def test_pflmoe_s_claims_hold_on_the_paper_s_own_numbers(
         return EXPERIMENTS[name].arm({"pfl_fb-all": "pfl_fb", "pfl_mf-equal": "fedavg"}.get(arm, arm)).papers
 
     ledger = Ledger(tmp_path)
-    for name, arms in claims_by_name()[id].needs.items():
+    for name, arms in CLAIMS[id].needs.items():
         for arm in arms:
             both = papers(name, arm)
             for seed in (0, 1, 2):  # of one seed alone, a number that all clients share decides nothing
@@ -521,7 +521,7 @@ def test_m3_counts_floats_of_all_rounds(tmp_path: Any, floats: int, expected: st
 
 def test_claims_read_the_budget_that_is_asked_for(tmp_path: Any) -> None:
     ledger = Ledger(tmp_path)
-    for arm in claims_by_name()["B7"].needs["pfedmb-table2-dirichlet-50"]:
+    for arm in CLAIMS["B7"].needs["pfedmb-table2-dirichlet-50"]:
         ledger.write(
             make_run("pfedmb-table2-dirichlet-50", arm, 80 if arm == "pfedmb" else 70, budget="paper")
         )

@@ -16,8 +16,8 @@ from pybtex.database import parse_file
 
 # A fence of sphinx-exercise, with its options: ```{exercise-start} Title / :label: name / ```
 GATE = re.compile(r"^```\{(exercise|solution)-(start|end)\} *(.*)\n((?::.*\n)*)```$\n?", re.MULTILINE)
-KIND = re.compile(r"\(?(recall|derive|code|explore)\b", re.IGNORECASE)
 KINDS = ("recall", "derive", "code", "explore")
+KIND = re.compile(rf"\(?({'|'.join(KINDS)})\b", re.IGNORECASE)
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of code that a page does not show
 LAB = "lab-"  # the page lab-NAME is the laboratory of the unit NAME
 ALONE = {"a-table-of-numbers"}  # laboratories that belong to no unit

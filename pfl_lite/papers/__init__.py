@@ -7,12 +7,12 @@ from pfl_lite.papers import fedmn, pfedmb
 from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET, Arm, Experiment, Settings, paper_tables
 from pfl_lite.papers.fedmn import FEDMN
 from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS
-from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe
+from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe, sentences
 from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
-    "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "TABLE2_SETTINGS", "Arm", "Experiment",
-    "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "stand_ins",
+    "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "SENTENCES", "TABLE2_SETTINGS", "Arm",
+    "Experiment", "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "stand_ins",
 ]  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -34,6 +34,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "pflmoe-fig5": ("pflmoe-cifar10-vgg16-2",),
 }
 """What goes by one name in a paper and is made of the runs of other experiments: a table of several settings, a figure."""
+
+SENTENCES = {"pFedMB": pfedmb.sentences, "FedMN": fedmn.sentences, "PFL-MoE": sentences}
+"""What each paper says that its own printed numbers decide."""
 
 LISTED = "`pfl-lite experiments` lists them all"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from pfl_lite.papers.statement import (
     NotTestable,
     Run,
     Runs,
+    Sentence,
     ahead,
     by_seed,
     claim,
@@ -24,8 +26,6 @@ from pfl_lite.papers.statement import (
     linked,
     outcome,
     printed_table,
-    sentences_of,
-    supported,
 )
 from pfl_lite.papers.statistics import Array, two_way
 
@@ -594,60 +594,42 @@ def annealing_hardens(runs: Runs, level: float) -> ClaimResult:
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
 
-says = sentences_of("FedMN")
 FEDEM_PRINTS = {"CIFAR10": 84.3, "CIFAR100": 44.1}  # FedEM's own column where FedMN's table has other numbers
 FEDEM_COMPONENTS = 3  # in all of FedEM's experiments
 
 
-@says(
-    "IV-C",
-    "the number of encoders in FedMN are set as the same as the number of components in FedEM on each dataset",
-)
-def _() -> tuple[str, str]:
+def sentences() -> Iterator[Sentence]:
+    """Sentences of the paper beside its tables I and II."""
     first = [one for one in paper_tables() if one["metric"].startswith("blocks in layer 1 ")]
     encoders = pd.Series({one["dataset"]: int(float(one["value_percent"])) for one in first})
-    fits = encoders == FEDEM_COMPONENTS
-    return supported(fits), (
-        f"FedEM has {FEDEM_COMPONENTS} components everywhere; Table I has "
-        f"{', '.join(f'{number} encoders on {name}' for name, number in encoders.items())}"
-    )
+    says = "the number of encoders in FedMN are set as the same as the number of components in FedEM on each dataset"
+    said = ", ".join(f"{number} encoders on {name}" for name, number in encoders.items())
+    said = f"FedEM has {FEDEM_COMPONENTS} components everywhere; Table I has {said}"
+    yield "IV-C", says, encoders == FEDEM_COMPONENTS, said
 
-
-@says("IV-C", "FedEM outperforms the other baselines")
-def _() -> tuple[str, str]:
-    others = printed_table("FedMN", "II").drop(columns="FedMN")
+    numbers = printed_table("FedMN", "II")
+    others = numbers.drop(columns="FedMN")
     margin = others["FedEM"] - others.drop(columns="FedEM").max(axis=1)
-    return supported(margin > 0), f"leads by {', '.join(f'{value:.1f}' for value in margin)} points"
+    said = f"leads by {', '.join(f'{value:.1f}' for value in margin)} points"
+    yield "IV-C", "FedEM outperforms the other baselines", margin > 0, said
 
-
-@says(
-    "IV-C", "FedAvg+ outperforms FedAvg and FedProx on CIFAR10 but is not as good as them on other datasets"
-)
-def _() -> tuple[str, str]:
-    numbers = printed_table("FedMN", "II")
     above = numbers["FedAvg+"] > numbers[["FedAvg", "FedProx"]].max(axis=1)
-    fits = above == (above.index == "CIFAR10")
-    return supported(fits), f"FedAvg+ is ahead of both on {', '.join(above.index[above])}"
+    says = "FedAvg+ outperforms FedAvg and FedProx on CIFAR10 but is not as good as them on other datasets"
+    said = f"FedAvg+ is ahead of both on {', '.join(above.index[above])}"
+    yield "IV-C", says, above == (above.index == "CIFAR10"), said
 
-
-@says("IV-C", "Clustered FL cannot outperform FedAvg+ on all datasets")
-def _() -> tuple[str, str]:
-    numbers = printed_table("FedMN", "II")
     above = numbers["ClusteredFL"] > numbers["FedAvg+"]
     where = ", ".join(
         f"{name} ({numbers.loc[name, 'ClusteredFL']} against {numbers.loc[name, 'FedAvg+']})"
         for name in above.index[above]
     )
     meant = "right if it means 'not on every one', wrong if it means 'on none'"
-    return "yes" if not above.any() else "partly", f"it does on {where}: {meant}"
+    says = "Clustered FL cannot outperform FedAvg+ on all datasets"
+    yield "IV-C", says, ~above, f"it does on {where}: {meant}"
 
-
-@says("IV-C", "our proposed FedMN outperforms all the baselines")
-def _() -> tuple[str, str]:
-    numbers = printed_table("FedMN", "II")
-    margin = numbers["FedMN"] - numbers.drop(columns="FedMN").max(axis=1)
+    margin = numbers["FedMN"] - others.max(axis=1)
     own = numbers.loc[list(FEDEM_PRINTS), "FedMN"] - pd.Series(FEDEM_PRINTS)
-    lost = own.index[own < 0]
     said = f"leads by {', '.join(f'{value:.1f}' for value in margin)} points; against the numbers that FedEM's authors publish "
-    said += f"({', '.join(f'{value} on {name}' for name, value in FEDEM_PRINTS.items())}) it is behind on {', '.join(lost)}"
-    return supported(margin > 0), said
+    said += f"({', '.join(f'{value} on {name}' for name, value in FEDEM_PRINTS.items())}) it is behind on "
+    said += ", ".join(own.index[own < 0])
+    yield "IV-C", "our proposed FedMN outperforms all the baselines", margin > 0, said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from pfl_lite.papers.statement import (
     NotTestable,
     Run,
     Runs,
+    Sentence,
     ahead,
     by_seed,
     by_unit,
@@ -38,8 +39,6 @@ from pfl_lite.papers.statement import (
     outcome,
     per_client,
     printed_table,
-    sentences_of,
-    supported,
 )
 from pfl_lite.papers.statistics import Array, Estimate, best_rank, resampled, two_way, verdict
 
@@ -295,9 +294,9 @@ def table2_deviations(
     """Where a column of Table II leaves the paper; `shared`: the settings are those of the setting with 50 clients.
 
     The other texts say how long runs are, how settings are chosen, the size of pFedMB's step, the methods' own settings and how
-    clients fine-tune; an empty one is left out.
+    clients fine-tune.
     """
-    said = (
+    return (
         rounds,
         chosen + (", with 50 clients; the same choice serves 15 clients" if shared else "") + f"; {NEXT}.",
         f"pFedMB has the number of branches that the paper found best in this setting (Table III: {branches}), which the "
@@ -311,7 +310,6 @@ def table2_deviations(
         "Normalization is not stated: per-channel mean and standard deviation, no augmentation.",
         "Local's clients train when they are sampled, as many epochs as FedAvg's, instead of until convergence.",
     )
-    return tuple(filter(None, said))
 
 
 BRANCHES = (2, 5, 10, 20)
@@ -880,103 +878,67 @@ def fewer_on_cifar100(runs: dict[str, Runs], level: float) -> ClaimResult:
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
 
-says = sentences_of("pFedMB")
 
-
-@says("V-B", "pFedMB improves FedAvg and alpha-weighted averaging is effective")
-def _() -> tuple[str, str]:
+def sentences() -> Iterator[Sentence]:
+    """Sentences of the paper beside its tables I to III."""
     row = printed_table("pFedMB", "I").iloc[0]
     eq5, eq6 = row["pFedMB"], row["pFedMB w/o alpha-weighted avg"]
-    fits = pd.Series([eq5 > row["FedAvg"], eq5 > eq6])
-    return supported(fits), (
-        f"{eq5 - row['FedAvg']:+.2f} points against FedAvg, {eq5 - eq6:+.2f} against pFedMB without it; a mean of three runs, "
-        "without any standard deviation"
-    )
+    says = "pFedMB improves FedAvg and alpha-weighted averaging is effective"
+    said = f"{eq5 - row['FedAvg']:+.2f} points against FedAvg, {eq5 - eq6:+.2f} against pFedMB without it; a mean of three runs, "
+    yield "V-B", says, pd.Series([eq5 > row["FedAvg"], eq5 > eq6]), said + "without any standard deviation"
 
-
-@says("V-C", "pFedMB is the best in almost all the settings")
-def _() -> tuple[str, str]:
     numbers = printed_table("pFedMB", "II")
+    behind = numbers.rsub(numbers.max(axis=1), axis=0)  # the best of a setting
     rank = numbers.rank(axis=1, ascending=False)["pFedMB"].astype(int)
     margin = numbers["pFedMB"] - numbers.drop(columns="pFedMB").max(axis=1)
-    smallest = margin[margin > 0].min()
-    return supported(rank == 1), (
-        f"first in {count(rank == 1)}; ranks {', '.join(map(str, rank))}; the smallest lead is {smallest:.2f} points, "
-        "without any standard deviation"
+    said = f"first in {count(rank == 1)}; ranks {listed(rank)}; the smallest lead is {margin[margin > 0].min():.2f} points, "
+    says = "pFedMB is the best in almost all the settings"
+    yield "V-C", says, rank == 1, said + "without any standard deviation"
+
+    best, lost = numbers.iloc[[0, 4]].idxmax(axis=1), behind["pFedMB"].iloc[[0, 4]]
+    says = (
+        "Even in 15 clients with random 2 classes [...] and 15 clients setting using CIFAR100, pFedMB is comparable to the best "
+        "methods FedAMP and pFedMe, respectively"
     )
+    said = " and ".join(f"{name} by {points:.2f}" for name, points in zip(best, lost, strict=True))
+    fits = (best == ["FedAMP", "pFedMe"]) & (lost < 1)
+    yield "V-C", says, fits, f"behind {said} points (comparable: less than one point)"
 
+    easy = numbers.index.str.contains("random 2 classes")
+    other = behind.loc[~easy, ["FedAMP", "FedFomo"]]
+    near: Any = other["FedAMP"].idxmin()
+    low, high = (f"{value:.2f}" for value in (other["FedFomo"].min(), other["FedFomo"].max()))
+    rivals = numbers.loc[near].drop(["Local", "FedAMP"])
+    beaten = [str(name) for name in rivals.index[rivals < numbers.loc[near, "FedAMP"]]]
+    says = "FedAMP and FedFomo do not perform well except in random 2 classes"
+    said = f"FedFomo is {low} to {high} points behind the best there; but FedAMP is only {other.loc[near, 'FedAMP']:.2f} "
+    fits = pd.Series((other > 1).to_numpy().ravel())
+    yield "V-C", says, fits, said + f"behind in {near}, ahead of {' and '.join(beaten)}"
 
-@says(
-    "V-C",
-    "Even in 15 clients with random 2 classes [...] and 15 clients setting using CIFAR100, pFedMB is comparable to the best "
-    "methods FedAMP and pFedMe, respectively",
-)
-def _() -> tuple[str, str]:
-    two = printed_table("pFedMB", "II").iloc[[0, 4]]
-    best, behind = two.idxmax(axis=1), two.max(axis=1) - two["pFedMB"]
-    said = " and ".join(f"{name} by {lost:.2f}" for name, lost in zip(best, behind, strict=True))
-    fits = (best == ["FedAMP", "pFedMe"]) & (behind < 1)
-    return supported(fits), f"behind {said} points (comparable: less than one point)"
-
-
-@says("V-C", "FedAMP and FedFomo do not perform well except in random 2 classes")
-def _() -> tuple[str, str]:
-    numbers = printed_table("pFedMB", "II")
-    other = numbers[~numbers.index.str.contains("random 2 classes")]
-    lost = pd.DataFrame({name: other.max(axis=1) - other[name] for name in ("FedAMP", "FedFomo")})
-    near: Any = lost["FedAMP"].idxmin()
-    low, high = (f"{value:.2f}" for value in (lost["FedFomo"].min(), lost["FedFomo"].max()))
-    row = other.loc[near].drop(["Local", "FedAMP"])
-    beaten = [str(name) for name in row.index[row < other.loc[near, "FedAMP"]]]
-    return supported((lost > 1).stack()), (
-        f"FedFomo is {low} to {high} points behind the best there; but FedAMP is only {lost.loc[near, 'FedAMP']:.2f} behind in "
-        f"{near}, ahead of {' and '.join(beaten)}"
-    )
-
-
-@says("V-C", "FedAvg and FedProx also perform well especially in random 2 classes")
-def _() -> tuple[str, str]:
-    numbers = printed_table("pFedMB", "II")
-    behind = numbers[["FedAvg", "FedProx"]].rsub(numbers.max(axis=1), axis=0)
-    easy = behind.index.str.contains("random 2 classes")
-    here, elsewhere = behind[easy].max(), behind[~easy].max()
+    here, elsewhere = (behind.loc[some, ["FedAvg", "FedProx"]].max() for some in (easy, ~easy))
     row = numbers.iloc[0]
     below = [f"{name} {row[name]:.2f}" for name in ("FedAvg", "FedProx") if row[name] < row["Local"]]
-    said = f"; with 15 clients {', '.join(below)} is below Local {row['Local']:.2f}" if below else ""
-    return supported(here < elsewhere), (
-        f"there at most {here['FedAvg']:.2f} and {here['FedProx']:.2f} points behind the best, elsewhere up to "
-        f"{elsewhere['FedAvg']:.2f} and {elsewhere['FedProx']:.2f}{said}"
-    )
+    says = "FedAvg and FedProx also perform well especially in random 2 classes"
+    said = f"there at most {here['FedAvg']:.2f} and {here['FedProx']:.2f} points behind the best, elsewhere up to "
+    said += f"{elsewhere['FedAvg']:.2f} and {elsewhere['FedProx']:.2f}"
+    said += f"; with 15 clients {', '.join(below)} is below Local {row['Local']:.2f}" if below else ""
+    yield "V-C", says, here < elsewhere, said
 
+    worst, helps = behind.max().sort_values(), numbers["pFedMB"] > numbers["Local"]
+    says = "pFedMB is the most balanced method that is effective in every setting"
+    said = f"above Local in {count(helps)}; its largest distance to the best of a setting is {worst['pFedMB']:.2f} points, "
+    said += f"that of {worst.index[1]}, the next, {worst.iloc[1]:.2f}"
+    yield "V-C", says, pd.Series([worst.index[0] == "pFedMB", *helps]), said
 
-@says("V-C", "pFedMB is the most balanced method that is effective in every setting")
-def _() -> tuple[str, str]:
-    numbers = printed_table("pFedMB", "II")
-    worst = numbers.rsub(numbers.max(axis=1), axis=0).max().sort_values()
-    helps = numbers["pFedMB"] > numbers["Local"]
-    return supported(pd.Series([worst.index[0] == "pFedMB", *helps])), (
-        f"above Local in {count(helps)}; its largest distance to the best of a setting is {worst['pFedMB']:.2f} points, that of "
-        f"{worst.index[1]}, the next, {worst.iloc[1]:.2f}"
-    )
+    branches = printed_table("pFedMB", "III")["pFedMB"].astype(int)  # tuned
+    yield "V-D", "the required number of branches is at most 10", branches <= 10, listed(branches)
 
-
-def branches() -> pd.Series:
-    """pFedMB's tuned number of branches in the settings of Table III."""
-    return printed_table("pFedMB", "III")["pFedMB"].astype(int)
+    many = branches.index.str.contains("CIFAR100")
+    few, more = branches[many], branches[~many]
+    says = "[CIFAR100, with more classes shared among clients,] results in fewer branches"
+    yield "V-D", says, few < more.min(), f"{listed(few)} against {listed(more)}"
 
 
 def listed(numbers: pd.Series) -> str:
     """Numbers as a sentence lists them."""
     return ", ".join(map(str, numbers))
-
-
-@says("V-D", "the required number of branches is at most 10")
-def _() -> tuple[str, str]:
-    return supported(branches() <= 10), listed(branches())
-
-
-@says("V-D", "[CIFAR100, with more classes shared among clients,] results in fewer branches")
-def _() -> tuple[str, str]:
-    many = branches().index.str.contains("CIFAR100")
-    few, other = branches()[many], branches()[~many]
-    return supported(few < other.min()), f"{listed(few)} against {listed(other)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,14 +12,13 @@ import pandas as pd
 from pfl_lite.papers.experiment import Arm, Experiment, Settings, printed
 from pfl_lite.papers.statement import (
     Link,
+    Sentence,
     ahead,
     count,
     difference,
     linked,
     misfits,
     printed_table,
-    sentences_of,
-    supported,
 )
 
 MOE_TUNING = {"ft_epochs": 50, "ft_momentum": 0.9, "ft_weight_decay": 0.0005, "ft_batch_size": 64}
@@ -268,8 +267,6 @@ claimed(
 
 # ---- what the paper's own numbers decide ----------------------------------------------------------------------
 
-says = sentences_of("PFL-MoE")
-
 MIXED = ["PFL-FB", "PFL-MF", "PFL-MFE"]  # the three that personalize FedAvg's model
 
 
@@ -290,154 +287,99 @@ def across(points: pd.Series) -> str:
     return f"{points.min():+.2f} to {points.max():+.2f} points"
 
 
-@says("V-B", "in all experiments, the accuracy of Local is lower than FedAvg's in both tests")
-def _() -> tuple[str, str]:
+def sentences() -> Iterator[Sentence]:
+    """Sentences of the paper beside its tables I and II."""
     both = pd.concat([lead(table, "Local", "FedAvg") for table in ("I", "II")])
-    return supported(both < 0), f"lower in {count(both < 0)}; {across(both)}"
+    says = "in all experiments, the accuracy of Local is lower than FedAvg's in both tests"
+    yield "V-B", says, both < 0, f"lower in {count(both < 0)}; {across(both)}"
 
-
-@says("V-B", "[Local, CIFAR-10] VGG-16 is significantly lower than the smaller model LeNet-5")
-def _() -> tuple[str, str]:
     local = printed_table("PFL-MoE", "I")["Local"]
     points = pd.Series(local.filter(like="VGG").to_numpy() - local.filter(like="CIFAR10, LeNet").to_numpy())
-    return supported(points < -1), across(points)
+    says = "[Local, CIFAR-10] VGG-16 is significantly lower than the smaller model LeNet-5"
+    yield "V-B", says, points < -1, across(points)
 
-
-@says("V-B", "the smaller the alpha, the worse the performance of FedAvg")
-def _() -> tuple[str, str]:
     steps = with_alpha(printed_table("PFL-MoE", "II")["FedAvg"])
-    return supported(steps > 0), f"from one alpha to the next larger {across(steps)}"
+    says = "the smaller the alpha, the worse the performance of FedAvg"
+    yield "V-B", says, steps > 0, f"from one alpha to the next larger {across(steps)}"
 
-
-@says("V-B", "as alpha gets smaller, the potential for personalization is growing")
-def _() -> tuple[str, str]:
     gains = pd.concat([with_alpha(lead("I", name, "FedAvg")) for name in MIXED])
-    return supported(gains < 0), f"the gain over FedAvg, from one alpha to the next larger: {across(gains)}"
+    says = "as alpha gets smaller, the potential for personalization is growing"
+    said = f"the gain over FedAvg, from one alpha to the next larger: {across(gains)}"
+    yield "V-B", says, gains < 0, said
 
-
-@says("V-C", "the global test of these three personalization algorithms are higher than that of Local")
-def _() -> tuple[str, str]:
     three = pd.concat([lead("II", name, "Local") for name in MIXED])
-    return supported(three > 0), f"higher in {count(three > 0)}; {across(three)}"
+    says = "the global test of these three personalization algorithms are higher than that of Local"
+    yield "V-C", says, three > 0, f"higher in {count(three > 0)}; {across(three)}"
 
-
-@says("V-C", "[relatively large alpha] PFL-FB [...] makes the personalized model worse than the global model")
-def _() -> tuple[str, str]:
-    local = lead("I", "PFL-FB", "FedAvg")
-    large = local.filter(like="alpha=2")
-    return (
-        supported(large < 0),
-        f"alpha = 2: {across(large)}, worse in {count(large < 0)}; else worse in {count(local.drop(large.index) < 0)}",
-    )
-
-
-@says("V-C", "[alpha = 0.5] the local tests of the three are 2% ~ 10% higher than that of FedAvg")
-def _() -> tuple[str, str]:
-    three = pd.concat([lead("I", name, "FedAvg") for name in MIXED])
-    points = three.filter(like="alpha=0.5")
-    return supported(points.round().between(2, 10)), across(points)
-
-
-@says("V-C", "[PFL-MF's] local test accuracy is always higher than FedAvg")
-def _() -> tuple[str, str]:
-    local = lead("I", "PFL-MF", "FedAvg")
-    return supported(local > 0), f"higher in {count(local > 0)}; {across(local)}"
-
-
-@says("V-C", "[CIFAR-10] PFL-MF is lower than PFL-FB in the local test, except with LeNet-5 and alpha = 2")
-def _() -> tuple[str, str]:
-    local = lead("I", "PFL-MF", "PFL-FB").filter(like="CIFAR10")
-    fits = (local < 0) != (local.index == "CIFAR10, LeNet-5, alpha=2")
-    return supported(fits), across(local)
-
-
-@says(
-    "V-C", "the gain of PFL-FB in the local test comes at the cost of a significant drop in the global test"
-)
-def _() -> tuple[str, str]:
     gain, drop = lead("I", "PFL-FB", "FedAvg"), lead("II", "PFL-FB", "FedAvg")
-    fits = (gain > 0) & (drop < -1)
-    said = f"global test {across(drop)}; no gain, or a drop of less than one point, in {misfits(fits)}"
-    return supported(fits), said
+    large = gain.filter(like="alpha=2")
+    says = "[relatively large alpha] PFL-FB [...] makes the personalized model worse than the global model"
+    said = f"alpha = 2: {across(large)}, worse in {count(large < 0)}; "
+    yield "V-C", says, large < 0, f"{said}else worse in {count(gain.drop(large.index) < 0)}"
 
+    three = pd.concat([lead("I", name, "FedAvg") for name in MIXED]).filter(like="alpha=0.5")
+    says = "[alpha = 0.5] the local tests of the three are 2% ~ 10% higher than that of FedAvg"
+    yield "V-C", says, three.round().between(2, 10), across(three)
 
-@says("V-C", "[Fashion-MNIST] PFL-MF performs better than PFL-FB on the two tests")
-def _() -> tuple[str, str]:
-    both = pd.concat([lead(table, "PFL-MF", "PFL-FB").filter(like="Fashion") for table in ("I", "II")])
-    return supported(both > 0), f"better in {count(both > 0)}; {across(both)}"
+    local = lead("I", "PFL-MF", "FedAvg")
+    says = "[PFL-MF's] local test accuracy is always higher than FedAvg"
+    yield "V-C", says, local > 0, f"higher in {count(local > 0)}; {across(local)}"
 
-
-@says("VI", "PFL-MF performs better than PFL-FB in both local and global test")
-def _() -> tuple[str, str]:
     local, whole = lead("I", "PFL-MF", "PFL-FB"), lead("II", "PFL-MF", "PFL-FB")
+    points = local.filter(like="CIFAR10")
+    says = "[CIFAR-10] PFL-MF is lower than PFL-FB in the local test, except with LeNet-5 and alpha = 2"
+    yield "V-C", says, (points < 0) != (points.index == "CIFAR10, LeNet-5, alpha=2"), across(points)
+
+    fits = (gain > 0) & (drop < -1)
+    says = "the gain of PFL-FB in the local test comes at the cost of a significant drop in the global test"
+    said = f"global test {across(drop)}; no gain, or a drop of less than one point, in {misfits(fits)}"
+    yield "V-C", says, fits, said
+
+    both = pd.concat([local, whole]).filter(like="Fashion")
+    says = "[Fashion-MNIST] PFL-MF performs better than PFL-FB on the two tests"
+    yield "V-C", says, both > 0, f"better in {count(both > 0)}; {across(both)}"
+
+    says = "PFL-MF performs better than PFL-FB in both local and global test"
     said = f"global test: ahead in {count(whole > 0)}; local test: ahead in {count(local > 0)}"
-    return supported((local > 0) & (whole > 0)), said
+    yield "VI", says, (local > 0) & (whole > 0), said
 
+    says = "PFL-MF achieves global test accuracy 1% ~ 8% higher than that of PFL-FB in all experiments"
+    yield "V-C", says, whole.round().between(1, 8), across(whole)
 
-@says("V-C", "PFL-MF achieves global test accuracy 1% ~ 8% higher than that of PFL-FB in all experiments")
-def _() -> tuple[str, str]:
-    whole = lead("II", "PFL-MF", "PFL-FB")
-    return supported(whole.round().between(1, 8)), across(whole)
+    feature = lead("I", "PFL-MFE", "PFL-MF")
+    points = feature.filter(like="CIFAR10")
+    says = "[CIFAR-10] the local test of PFL-MFE is 0.3% ~ 1.7% higher than that of PFL-MF"
+    yield "V-D", says, points.between(0.295, 1.745), across(points)
 
+    points = feature.filter(like="Fashion")
+    says = "[Fashion-MNIST] PFL-MFE outperforms PFL-MF in local test only when alpha = 0.5"
+    yield "V-D", says, (points > 0) == points.index.str.endswith("=0.5"), across(points)
 
-@says("V-D", "[CIFAR-10] the local test of PFL-MFE is 0.3% ~ 1.7% higher than that of PFL-MF")
-def _() -> tuple[str, str]:
-    local = lead("I", "PFL-MFE", "PFL-MF").filter(like="CIFAR10")
-    return supported((local >= 0.295) & (local <= 1.745)), across(local)
+    both = pd.concat([local, lead("I", "PFL-MFE", "PFL-FB")]).filter(like="Fashion")
+    says = "[Fashion-MNIST] both are 0.05% ~ 0.5% higher than PFL-FB in local test"
+    yield "V-D", says, both.between(0.045, 0.545), across(both)
 
-
-@says("V-D", "[Fashion-MNIST] PFL-MFE outperforms PFL-MF in local test only when alpha = 0.5")
-def _() -> tuple[str, str]:
-    local = lead("I", "PFL-MFE", "PFL-MF").filter(like="Fashion")
-    return supported((local > 0) == local.index.str.endswith("=0.5")), across(local)
-
-
-@says("V-D", "[Fashion-MNIST] both are 0.05% ~ 0.5% higher than PFL-FB in local test")
-def _() -> tuple[str, str]:
-    both = pd.concat([lead("I", name, "PFL-FB").filter(like="Fashion") for name in ("PFL-MF", "PFL-MFE")])
-    return supported(both.between(0.045, 0.545)), across(both)
-
-
-@says(
-    "V-D",
-    "[CIFAR-10] the global test of PFL-MFE is slightly lower than that of PFL-MF, it is still higher than that of PFL-FB",
-)
-def _() -> tuple[str, str]:
-    below, above = (
-        lead("II", *two).filter(like="CIFAR10") for two in (("PFL-MFE", "PFL-MF"), ("PFL-MFE", "PFL-FB"))
-    )
+    below, above = (lead("II", "PFL-MFE", other).filter(like="CIFAR10") for other in ("PFL-MF", "PFL-FB"))
     slight = below > -1
-    return supported(slight & (above > 0)), (
-        f"{across(below)} against PFL-MF, more than one point lower in {misfits(slight)}; {across(above)} against PFL-FB"
+    says = "[CIFAR-10] the global test of PFL-MFE is slightly lower than that of PFL-MF, it is still higher than that of PFL-FB"
+    said = f"{across(below)} against PFL-MF, more than one point lower in {misfits(slight)}; {across(above)} against PFL-FB"
+    yield "V-D", says, slight & (above > 0), said
+
+    table = printed_table("PFL-MoE", "I")
+    best, mean = table["PFL-MFE"] >= table[MIXED].max(axis=1), table[MIXED].mean()
+    says = (
+        "in all experiments, overall, PFL-MFE achieves the best average local test accuracy among three personalization "
+        "algorithms"
     )
+    said = f"means over the nine: {', '.join(f'{name} {value:.2f}' for name, value in mean.items())}; "
+    yield "V-D", says, best | (mean.idxmax() == "PFL-MFE"), f"{said}best or equal in {count(best)}"
 
-
-@says(
-    "V-D",
-    "in all experiments, overall, PFL-MFE achieves the best average local test accuracy among three personalization algorithms",
-)
-def _() -> tuple[str, str]:
-    three = printed_table("PFL-MoE", "I")[MIXED]
-    best, mean = three["PFL-MFE"] >= three.max(axis=1), three.mean()
-    said = ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
-    return "yes" if mean.idxmax() == "PFL-MFE" else supported(best), (
-        f"means over the nine: {said}; best or equal in {count(best)}"
-    )
-
-
-@says("I", "the same or even better local test accuracy than PFL-FB")
-def _() -> tuple[str, str]:
-    three = printed_table("PFL-MoE", "I")
-    fits = three[["PFL-MF", "PFL-MFE"]].max(axis=1) >= three["PFL-FB"]
+    fits = table[["PFL-MF", "PFL-MFE"]].max(axis=1) >= table["PFL-FB"]
+    says = "the same or even better local test accuracy than PFL-FB"
     said = f"the better of the two is ahead or equal in {count(fits)}; not in {misfits(fits)}"
-    return supported(fits), said
+    yield "I", says, fits, said
 
-
-@says("caption of Table II", "[FedAvg's global test] is exactly the average local test")
-def _() -> tuple[str, str]:
-    local, whole = printed_table("PFL-MoE", "I")["FedAvg"], printed_table("PFL-MoE", "II")["FedAvg"]
-    same = local == whole
-    return supported(same), (
-        f"both tables print the same number in {count(same)}; the reason that the caption gives holds for a mean weighted by the "
-        "clients' images, not for a plain one"
-    )
+    same = table["FedAvg"] == printed_table("PFL-MoE", "II")["FedAvg"]
+    says = "[FedAvg's global test] is exactly the average local test"
+    said = f"both tables print the same number in {count(same)}; the reason that the caption gives holds for a mean weighted by "
+    yield "caption of Table II", says, same, said + "the clients' images, not for a plain one"

@@ -1,9 +1,9 @@
-"""A statement of a paper and what decides it: runs, by tests of differences or agreement of seeds, or the paper's own numbers."""
+"""A claim of a paper and what decides it: runs, by tests of differences or agreement of seeds; its sentences and its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,21 +51,22 @@ class ClaimResult:
         return self.kind.replace(self.verdict, f"{self.verdict}{at}", 1)
 
 
-@dataclass(frozen=True)
-class Statement:
-    """What a paper says, and what tests it: runs of the ledger (a claim, with an `id`), or the numbers that the paper prints."""
+Sentence = tuple[str, str, pd.Series, str]
+"""Where a paper says what, in which settings its own printed numbers support it, and these numbers."""
 
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and what tests it on runs of the ledger."""
+
+    id: str
+    experiment: str
+    """The experiment, or the group, that it is about."""
     text: str
-    test: Callable[..., Any]
-    """Of a claim: from experiment -> arm -> runs, and the level at which a p-value decides, to a `ClaimResult`; of a sentence:
-    from nothing to (supported, its numbers)."""
-    paper: str = ""
-    where: str = ""
-    id: str = ""
-    experiment: str = ""
-    """The experiment, or the group, that a claim is about."""
-    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Experiment -> arms (keys) whose complete runs a claim needs."""
+    needs: dict[str, tuple[str, ...]]
+    """Experiment -> arms (keys) whose complete runs it needs."""
+    test: Callable[[dict[str, Runs], float], ClaimResult]
+    """From experiment -> arm -> runs, and the level at which a p-value decides."""
     of_links: bool = False
     """The test takes all runs that are there and pairs the seeds of each comparison itself; else it needs all arms of an
     experiment and is given the seeds that all of them have."""
@@ -108,12 +109,8 @@ class NotTestable(Exception):
     """The runs are there but lack what a claim needs; the message says what."""
 
 
-STATEMENTS: list[Statement] = []
-
-
-def claims_by_name() -> dict[str, Statement]:
-    """The statements that runs decide."""
-    return {one.id: one for one in STATEMENTS if one.id}
+CLAIMS: dict[str, Claim] = {}
+"""All of them, by name."""
 
 
 def claim(
@@ -127,22 +124,10 @@ def claim(
 
     def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
         of_all = test if several is needs else lambda runs, level: test(runs[experiment], level)
-        STATEMENTS.append(Statement(text, of_all, id=id, experiment=experiment, needs=several))
+        CLAIMS[id] = Claim(id, experiment, text, several, of_all)
         return test
 
     return register
-
-
-def sentences_of(paper: str) -> Callable[[str, str], Callable[[Callable[[], tuple[str, str]]], None]]:
-    """`says(where, text)` for one paper: register the function below as the test of a sentence.
-
-    That function returns (supported, what the numbers say).
-    """
-
-    def says(where: str, text: str) -> Callable[[Callable[[], tuple[str, str]]], None]:
-        return lambda test: STATEMENTS.append(Statement(text, test, paper, where))
-
-    return says
 
 
 def per_client(runs: Sequence[Run], measure: str = "test_accuracy", part: str = "final") -> Array:
@@ -367,7 +352,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         return replace(outcome(statistic, one, level, note, decided), threshold=weakest.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
-    STATEMENTS.append(Statement(text, test, id=id, experiment=experiment, needs=arms, of_links=True))
+    CLAIMS[id] = Claim(id, experiment, text, arms, test, of_links=True)
 
 
 SETTING_NAMES: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
@@ -399,7 +384,7 @@ def count(fits: pd.Series) -> str:
     return f"{int(fits.sum())} of {len(fits)}"
 
 
-def supported(fits: Any) -> str:
+def supported(fits: pd.Series) -> str:
     """`yes` where every setting fits, `no` where none does, else `partly`."""
     return "yes" if fits.all() else "partly" if fits.any() else "no"
 

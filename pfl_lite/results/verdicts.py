@@ -17,21 +17,28 @@ import pandas as pd
 
 from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.errors import unknown
-from pfl_lite.papers import DEFAULT_BUDGET, EXPERIMENTS, GROUPS, Experiment, get_experiment, members
+from pfl_lite.papers import (
+    DEFAULT_BUDGET,
+    EXPERIMENTS,
+    GROUPS,
+    SENTENCES,
+    Experiment,
+    get_experiment,
+    members,
+)
 from pfl_lite.papers.experiment import own_names
 from pfl_lite.papers.statement import (
+    CLAIMS,
     FOUR_SEEDS,
-    PAPERS,
-    STATEMENTS,
     TWO_SEEDS,
+    Claim,
     ClaimResult,
     NotTestable,
     Runs,
-    Statement,
-    claims_by_name,
     level_of,
     looked_at,
     seeds_of_all,
+    supported,
     with_seeds,
 )
 from pfl_lite.results.ledger import Ledger, Run
@@ -111,9 +118,7 @@ def span(rounds: Iterable[int]) -> str:
     return " to ".join(map(str, (found[0], found[-1])[: len(found)])) if found else ""
 
 
-def check(
-    claim: Statement, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET
-) -> ClaimResult:
+def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DEFAULT_BUDGET) -> ClaimResult:
     """Test one claim on what was `found`, experiment -> arm -> complete runs.
 
     Where runs are lacking it is undecided, unless those that are there refute it.
@@ -187,15 +192,15 @@ def claims(
     Raises:
         InputError: an unknown name or budget, or an experiment without that budget.
     """
-    ledger, known = ledger or Ledger(), {name.lower(): name for name in claims_by_name()}
+    ledger, known = ledger or Ledger(), {name.lower(): name for name in CLAIMS}
     experiment = experiment and known.get(experiment.lower(), experiment)
     if experiment and experiment not in known.values() and re.fullmatch(r"[A-Za-z]\d+(-.*)?", experiment):
         raise unknown("claim", experiment, known.values(), "`pfl-lite claims` lists them all")
-    asked = () if experiment is None or experiment in claims_by_name() else members(experiment)
+    asked = () if experiment is None or experiment in CLAIMS else members(experiment)
     for name in asked:  # also where no claim applies
         get_experiment(name, budget)
     wanted = {*EXPERIMENTS, *GROUPS} if experiment is None else {experiment, *asked}
-    chosen = [one for one in claims_by_name().values() if {one.id, one.experiment, *one.needs} & wanted]
+    chosen = [one for one in CLAIMS.values() if {one.id, one.experiment, *one.needs} & wanted]
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}
@@ -221,12 +226,11 @@ def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
 
 def checked(paper: str | None = None) -> pd.DataFrame:
     """Every sentence of a paper (or of all) with what its own numbers say; raises InputError for an unknown paper."""
-    if paper is not None and paper not in PAPERS:
-        raise unknown("paper", paper, PAPERS)
+    if paper is not None and paper not in SENTENCES:
+        raise unknown("paper", paper, SENTENCES)
     rows = [
-        (one.paper, one.where, one.text, *one.test())
-        for name in (PAPERS if paper is None else [paper])
-        for one in STATEMENTS
-        if one.paper == name
+        (name, where, text, supported(fits), numbers)
+        for name in (SENTENCES if paper is None else [paper])
+        for where, text, fits, numbers in SENTENCES[name]()
     ]
     return pd.DataFrame(rows, columns=["paper", "where", "it says", "supported", "its own numbers"])

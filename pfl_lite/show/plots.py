@@ -509,10 +509,7 @@ def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
     client, number = np.nonzero(counts)
     area = biggest * counts[client, number] / largest
     main.scatter(client, number, s=area, color="#0072B2", linewidth=0, clip_on=False)
-    main.set_xlim(-0.6, clients - 0.4)
-    main.set_ylim(classes - 0.4, -0.6)
-    main.set_xlabel("client")
-    main.set_ylabel("class")
+    main.set(xlim=(-0.6, clients - 0.4), ylim=(classes - 0.4, -0.6), xlabel="client", ylabel="class")
     if clients <= 20:
         main.set_xticks(np.arange(clients))
     else:
