@@ -185,10 +185,10 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "methods/fedprox.py": [
         ("pulled(work.loss, self.mu, received), received)", "work.loss, received)", "no proximal term: FedAvg"),
-        ('finetune: ClassVar[str] = "plain_sgd"', 'finetune: ClassVar[str] = "own_update"', "the pull stays while fine-tuning"),
+        ('finetune = "plain_sgd"', 'finetune = "own_update"', "the pull stays while fine-tuning"),
     ],
     "methods/pfl_ft.py": [
-        ("ft_epochs: ClassVar[int] = 1", "ft_epochs: ClassVar[int] = 0", "no fine-tuning by default"),
+        ("ft_epochs = 1", "ft_epochs = 0", "no fine-tuning by default"),
     ],
     "methods/pfl_fb.py": [
         ("return received | work.sgd(loss, cut.start(received), part=self.part)",

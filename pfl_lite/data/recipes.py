@@ -104,8 +104,8 @@ class Iid(Partitioner):
     where one global model is hard to beat, and the control of every experiment about personalization.
     """
 
-    usage: ClassVar[str] = "iid"
-    summary: ClassVar[str] = "every client gets the same share of every class"
+    usage = "iid"
+    summary = "every client gets the same share of every class"
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         return np.full((clients, len(sizes)), 1 / clients)
@@ -119,10 +119,8 @@ class Pairs(Partitioner):
     see whether a method finds them. There are as many clients as classes, and that number is even.
     """
 
-    usage: ClassVar[str] = "pairs"
-    summary: ClassVar[str] = (
-        "clients 2p and 2p+1 share classes 2p and 2p+1 in equal halves (clients = classes)"
-    )
+    usage = "pairs"
+    summary = "clients 2p and 2p+1 share classes 2p and 2p+1 in equal halves (clients = classes)"
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         classes = len(sizes)
@@ -149,8 +147,8 @@ class Classes(Partitioner):
 
     k: int
 
-    usage: ClassVar[str] = "classes:K"
-    summary: ClassVar[str] = "K distinct classes per client, balanced, equal shares (classes:2)"
+    usage = "classes:K"
+    summary = "K distinct classes per client, balanced, equal shares (classes:2)"
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -171,8 +169,8 @@ class ClassShares(Classes):
     low: float
     high: float
 
-    usage: ClassVar[str] = "shares:K:A:B"
-    summary: ClassVar[str] = "K classes per client, shares proportional to U(A, B) (shares:20:0.3:0.7)"
+    usage = "shares:K:A:B"
+    summary = "K classes per client, shares proportional to U(A, B) (shares:20:0.3:0.7)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,10 +198,8 @@ class Dirichlet(Partitioner):
 
     alpha: float
 
-    usage: ClassVar[str] = "dirichlet:ALPHA"
-    summary: ClassVar[str] = (
-        "each class split over clients by Dirichlet(ALPHA), capped, at least 10 images each"
-    )
+    usage = "dirichlet:ALPHA"
+    summary = "each class split over clients by Dirichlet(ALPHA), capped, at least 10 images each"
     minimum: ClassVar[int] = 10
     draws: ClassVar[int] = 100
 
@@ -248,10 +244,8 @@ class DirichletRounded(Dirichlet):
     class may stay with no client. Clients differ more in size than those of `dirichlet`, and none is promised ten images.
     """
 
-    usage: ClassVar[str] = "dirichlet_rounded:ALPHA"
-    summary: ClassVar[str] = (
-        "each class split over clients by Dirichlet(ALPHA), rounded, some images left over"
-    )
+    usage = "dirichlet_rounded:ALPHA"
+    summary = "each class split over clients by Dirichlet(ALPHA), rounded, some images left over"
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         shares = np.zeros((clients, len(sizes)))
@@ -274,10 +268,8 @@ class LabelGroups(Partitioner):
     count: int
     alpha: float
 
-    usage: ClassVar[str] = "groups:G:ALPHA"
-    summary: ClassVar[str] = (
-        "G random groups of classes, each split over clients by Dirichlet(ALPHA) (groups:3:0.4)"
-    )
+    usage = "groups:G:ALPHA"
+    summary = "G random groups of classes, each split over clients by Dirichlet(ALPHA) (groups:3:0.4)"
     minimum: ClassVar[int] = 2
     draws: ClassVar[int] = 100
 
@@ -319,8 +311,8 @@ class Pachinko(Partitioner):
     beta: float
     coarse: tuple[int, ...] = CIFAR100_COARSE
 
-    usage: ClassVar[str] = "pachinko:ALPHA:BETA"
-    summary: ClassVar[str] = "superclasses by Dirichlet(ALPHA), classes of each by Dirichlet(BETA) (cifar100)"
+    usage = "pachinko:ALPHA:BETA"
+    summary = "superclasses by Dirichlet(ALPHA), classes of each by Dirichlet(BETA) (cifar100)"
 
     def __post_init__(self) -> None:
         _check_concentration(self.usage, ALPHA=self.alpha, BETA=self.beta)
@@ -383,9 +375,9 @@ class Blocks(_Grouped):
     known. `pairs` is the case of groups of two clients with two classes, `blocks:1` is `iid`.
     """
 
-    usage: ClassVar[str] = "blocks:G"
-    summary: ClassVar[str] = "G groups of clients, each with its own block of classes, in equal parts"
-    least: ClassVar[int] = 1
+    usage = "blocks:G"
+    summary = "G groups of clients, each with its own block of classes, in equal parts"
+    least = 1
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         group, block = self.groups(clients), _class_groups(self.spec, self.count, len(sizes))
@@ -401,9 +393,9 @@ class Concept(_Grouped):
     of the groups, and no single model can be right for two of them.
     """
 
-    usage: ClassVar[str] = "concept:G"
-    summary: ClassVar[str] = "iid images; each of G groups of clients sees the labels shifted its own way"
-    least: ClassVar[int] = 2
+    usage = "concept:G"
+    summary = "iid images; each of G groups of clients sees the labels shifted its own way"
+    least = 2
 
     def shares(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         self.relabeling(clients, len(sizes))  # says what is wrong, if anything is
@@ -428,10 +420,8 @@ class Writers(Partitioner):
 
     k: int | None = None
 
-    usage: ClassVar[str] = "writers:K"
-    summary: ClassVar[str] = (
-        "the images of K writers per client; without :K, of all writers (glyphs, glyphs10, femnist)"
-    )
+    usage = "writers:K"
+    summary = "the images of K writers per client; without :K, of all writers (glyphs, glyphs10, femnist)"
     by: ClassVar[Literal["label", "writer"]] = "writer"
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,13 +22,11 @@ class APFL(FedAvg, Newcomers):
     Chapter: *Two models, one tie*.
     """
 
-    name: ClassVar[str] = "apfl"
-    about: ClassVar[str] = (
-        "a mix of the global and a personal model, in parameter space, with a learned share"
-    )
-    tracked: ClassVar[tuple[str, ...]] = ("alpha",)
-    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "apfl"
+    about = "a mix of the global and a personal model, in parameter space, with a learned share"
+    tracked = ("alpha",)
+    traits = Traits(fits_batch_norm=False)
+    finetune = "plain_sgd"
 
     alpha: float = number(0.5, least=0, most=1)
     """Share of the personal model at first; 0 is FedAvg, 1 is Local."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,11 +37,11 @@ class ClusteredFL(Newcomers):
     took part is scored by the cell with the lowest loss on its training data. Chapter: *Clusters*.
     """
 
-    name: ClassVar[str] = "cfl"
-    about: ClassVar[str] = "one model per cluster; clusters split where the clients' updates disagree"
-    tracked: ClassVar[tuple[str, ...]] = ("cluster",)
-    finetune: ClassVar[str] = "plain_sgd"
-    traits: ClassVar[Traits] = Traits(grows=True)
+    name = "cfl"
+    about = "one model per cluster; clusters split where the clients' updates disagree"
+    tracked = ("cluster",)
+    finetune = "plain_sgd"
+    traits = Traits(grows=True)
 
     eps1: float = number(0.4, least=0)
     """A cell may split when the norm of its mean update is below this; 0: never (FedAvg)."""

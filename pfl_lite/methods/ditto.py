@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.base import Newcomers, Traits, Work, number, pulled, stack
 from pfl_lite.methods.fedavg import FedAvg
@@ -18,10 +17,10 @@ class Ditto(FedAvg, Newcomers):
     it is scored. Chapter: *Two models, one tie*.
     """
 
-    name: ClassVar[str] = "ditto"
-    about: ClassVar[str] = "FedAvg, and for each client a second model pulled toward it"
-    traits: ClassVar[Traits] = Traits()
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "ditto"
+    about = "FedAvg, and for each client a second model pulled toward it"
+    traits = Traits()
+    finetune = "plain_sgd"
 
     lam: float = number(1.0, least=0)
     """Strength of the pull; 0 is Local."""

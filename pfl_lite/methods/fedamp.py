@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,10 +21,10 @@ class FedAMP(Method):
     upload is not finite. A client that never took part is scored with the common start. Chapter: *Neighbors*.
     """
 
-    name: ClassVar[str] = "fedamp"
-    about: ClassVar[str] = "each client is pulled toward a mix of the models most like its own"
-    tracked: ClassVar[tuple[str, ...]] = ("attention",)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "fedamp"
+    about = "each client is pulled toward a mix of the models most like its own"
+    tracked = ("attention",)
+    finetune = "plain_sgd"
 
     lam: float = number(1.0, least=0)
     """Strength of the pull toward u_i."""

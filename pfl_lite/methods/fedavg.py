@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.base import Method, Round, Traits, Work, word
 from pfl_lite.methods.weighted_mean import weighted_mean
@@ -18,9 +17,9 @@ class FedAvg(Method):
     without weights, which is the option `weights="uniform"`. Chapters: *Federated learning in twenty lines*, *One model or many*.
     """
 
-    name: ClassVar[str] = "fedavg"
-    about: ClassVar[str] = "one global model, the size-weighted mean of the clients' models"
-    traits: ClassVar[Traits] = Traits(one_model=True)
+    name = "fedavg"
+    about = "one global model, the size-weighted mean of the clients' models"
+    traits = Traits(one_model=True)
 
     weights: str = word("size", "uniform")
     """`size`: clients count by their training images; `uniform`: all the same."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,10 +34,10 @@ class FedEM(Newcomers):
     weights before it is scored. Chapter: *Mixtures*.
     """
 
-    name: ClassVar[str] = "fedem"
-    about: ClassVar[str] = "a few shared models, mixed by each client's own weights"
-    tracked: ClassVar[tuple[str, ...]] = ("mixture",)
-    traits: ClassVar[Traits] = Traits(needs_classes=True)
+    name = "fedem"
+    about = "a few shared models, mixed by each client's own weights"
+    tracked = ("mixture",)
+    traits = Traits(needs_classes=True)
 
     components: int = number(3, least=1)
     """M, the number of models; 1 is FedAvg."""

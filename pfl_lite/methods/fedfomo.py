@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,10 +36,10 @@ class FedFomo(Newcomers):
     Chapter: *Neighbors*.
     """
 
-    name: ClassVar[str] = "fedfomo"
-    about: ClassVar[str] = "clients mix the models of others that do well on their own validation images"
-    tracked: ClassVar[tuple[str, ...]] = ("weights",)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "fedfomo"
+    about = "clients mix the models of others that do well on their own validation images"
+    tracked = ("weights",)
+    finetune = "plain_sgd"
 
     models: int = number(5, least=1)
     """M, candidates a round, the client's own model included; 1 is Local."""

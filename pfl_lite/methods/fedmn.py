@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,12 +56,10 @@ class FedMN(Sequential):
     Chapter: *Assembling a network per client*.
     """
 
-    name: ClassVar[str] = "fedmn"
-    about: ClassVar[str] = (
-        "a pool of blocks; a network reads a client's data and chooses which of them it uses"
-    )
-    tracked: ClassVar[tuple[str, ...]] = ("logits", "active")
-    traits: ClassVar[Traits] = Traits(needs_rng_key=True, anneals=True, sheds="plain/", needs_classes=True)
+    name = "fedmn"
+    about = "a pool of blocks; a network reads a client's data and chooses which of them it uses"
+    tracked = ("logits", "active")
+    traits = Traits(needs_rng_key=True, anneals=True, sheds="plain/", needs_classes=True)
 
     blocks: str = "2x2x2"
     """n_1 x ... x n_L: encoders, then blocks in every layer; L is 2 or more."""

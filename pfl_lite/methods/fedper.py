@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.split import PartlyShared, layers_from
 from pfl_lite.models import Network, Params
@@ -16,8 +15,8 @@ class FedPer(PartlyShared):
     A client that was never sampled keeps the common initial head. Chapters: *One model or many*, *Sharing a part*.
     """
 
-    name: ClassVar[str] = "fedper"
-    about: ClassVar[str] = "shared base layers, a private head for each client"
+    name = "fedper"
+    about = "shared base layers, a private head for each client"
 
     head: str = "last"
     """Where the head begins: `last` (the last layer), `dense` (after the convolutions), `none` (FedAvg), or a layer's name."""

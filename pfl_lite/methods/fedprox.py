@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.base import Work, number, pulled
 from pfl_lite.methods.fedavg import FedAvg
@@ -18,9 +17,9 @@ class FedProx(FedAvg):
     Chapters: *One model or many*, *Pulling toward the center*.
     """
 
-    name: ClassVar[str] = "fedprox"
-    about: ClassVar[str] = "FedAvg whose clients are pulled toward the global model"
-    finetune: ClassVar[str] = "plain_sgd"  # without the proximal term: the model is meant to leave theta
+    name = "fedprox"
+    about = "FedAvg whose clients are pulled toward the global model"
+    finetune = "plain_sgd"  # without the proximal term: the model is meant to leave theta
 
     mu: float = number(0.1, least=0)
     """Strength of the pull; 0 is FedAvg."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,8 @@ class FedRep(FedPer, Newcomers):
     A client that never took part trains its head before it is scored. Chapter: *Sharing a part*.
     """
 
-    name: ClassVar[str] = "fedrep"
-    about: ClassVar[str] = "FedPer with the head trained first, then the base"
+    name = "fedrep"
+    about = "FedPer with the head trained first, then the base"
 
     head_epochs: int = number(10, least=0)
     """Epochs on the head, with the base as received; the base then trains the run's E epochs."""

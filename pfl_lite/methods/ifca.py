@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,11 +24,9 @@ class IFCA(Method):
     Chapter: *Clusters*.
     """
 
-    name: ClassVar[str] = "ifca"
-    about: ClassVar[str] = (
-        "k global models; every client trains and uses the one with its lowest training loss"
-    )
-    tracked: ClassVar[tuple[str, ...]] = ("cluster",)
+    name = "ifca"
+    about = "k global models; every client trains and uses the one with its lowest training loss"
+    tracked = ("cluster",)
 
     clusters: int = number(3, least=1)
     """k, the number of models; 1 is FedAvg."""

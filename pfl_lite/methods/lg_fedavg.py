@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.split import PartlyShared, layers_from
 from pfl_lite.models import Network
@@ -17,8 +16,8 @@ class LGFedAvg(PartlyShared):
     Chapter: *Sharing a part*.
     """
 
-    name: ClassVar[str] = "lg_fedavg"
-    about: ClassVar[str] = "private lower layers, shared upper layers"
+    name = "lg_fedavg"
+    about = "private lower layers, shared upper layers"
 
     shared: str = "last"
     """Where the shared top begins: `last`, `dense`, `none` (nothing is shared: Local), or a layer's name."""

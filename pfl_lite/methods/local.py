@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.base import Method, Round, Work, stack
 from pfl_lite.models import Network, Params
@@ -13,8 +12,8 @@ from pfl_lite.models import Network, Params
 class Local(Method):
     """No communication: theta_i <- SGD(theta_i; D_i), from one common start. Chapter: *One model or many*."""
 
-    name: ClassVar[str] = "local"
-    about: ClassVar[str] = "every client trains alone on its own data"
+    name = "local"
+    about = "every client trains alone on its own data"
 
     def init(self, start: Params, network: Network, clients: int) -> tuple[Params, Params]:
         return {}, stack(start, clients)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,9 @@ class Moon(FedAvg):
     the model's own features, as in several public re-implementations. Chapter: *Pulling toward the center*.
     """
 
-    name: ClassVar[str] = "moon"
-    about: ClassVar[str] = "FedAvg whose clients keep their features near the global model's"
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "moon"
+    about = "FedAvg whose clients keep their features near the global model's"
+    finetune = "plain_sgd"
 
     mu: float = number(5.0, least=0)
     """Weight of the contrastive term."""

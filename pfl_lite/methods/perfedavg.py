@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,10 +21,10 @@ class PerFedAvg(FedAvg):
     paper: `weights="uniform"`). Chapter: *Two models, one tie*.
     """
 
-    name: ClassVar[str] = "perfedavg"
-    about: ClassVar[str] = "a global model trained to be good after one step of adaptation"
-    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "perfedavg"
+    about = "a global model trained to be good after one step of adaptation"
+    traits = Traits(fits_batch_norm=False)
+    finetune = "plain_sgd"
 
     inner_lr: float = number(0.01, least=0)
     """a, the rate of adaptation; 0 is FedAvg."""

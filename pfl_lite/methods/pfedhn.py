@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +23,11 @@ class PFedHN(Method):
     Chapter: *Generated models*.
     """
 
-    name: ClassVar[str] = "pfedhn"
-    about: ClassVar[str] = "a hypernetwork at the server generates every client's model from an embedding"
-    tracked: ClassVar[tuple[str, ...]] = ("embedding",)
-    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "pfedhn"
+    about = "a hypernetwork at the server generates every client's model from an embedding"
+    tracked = ("embedding",)
+    traits = Traits(fits_batch_norm=False)
+    finetune = "plain_sgd"
 
     embedding: int = number(0, least=0)
     """Numbers in a client's embedding; 0: 1 + N // 4."""

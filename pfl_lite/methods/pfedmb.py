@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,10 +34,10 @@ class PFedMB(Method):
     every step; alpha's steps use neither momentum nor weight decay. Chapters: *pFedMB*, *We repeat a paper*.
     """
 
-    name: ClassVar[str] = "pfedmb"
-    about: ClassVar[str] = "shared branches in every layer, mixed by each client's own weights"
-    tracked: ClassVar[tuple[str, ...]] = ("alpha",)
-    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
+    name = "pfedmb"
+    about = "shared branches in every layer, mixed by each client's own weights"
+    tracked = ("alpha",)
+    traits = Traits(fits_batch_norm=False)
 
     branches: int = number(5, least=1)
     """B, the number of branches of every layer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,10 +34,10 @@ class PFedMe(Newcomers):
     A client that never took part does one client round, without upload, before it is scored. Chapter: *Two models, one tie*.
     """
 
-    name: ClassVar[str] = "pfedme"
-    about: ClassVar[str] = "a personal model for each client, tied to the global one by a quadratic"
-    traits: ClassVar[Traits] = Traits(fits_batch_norm=False)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "pfedme"
+    about = "a personal model for each client, tied to the global one by a quadratic"
+    traits = Traits(fits_batch_norm=False)
+    finetune = "plain_sgd"
 
     lam: float = number(15.0, least=0)
     """Strength lambda of the tie."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.base import Work, word
 from pfl_lite.methods.fedavg import FedAvg
@@ -21,9 +20,9 @@ class PFLFB(FedAvg):
     Chapter: *Sharing a part*.
     """
 
-    name: ClassVar[str] = "pfl_fb"
-    about: ClassVar[str] = "FedAvg, then fine-tuning of the upper layers with the base frozen"
-    ft_epochs: ClassVar[int] = 1
+    name = "pfl_fb"
+    about = "FedAvg, then fine-tuning of the upper layers with the base frozen"
+    ft_epochs = 1
 
     head: str = "dense"
     """What is tuned: `dense` (all layers after the convolutions), `last`, `none` (FedAvg), or a layer's name and what follows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.fedavg import FedAvg
 
@@ -16,6 +15,6 @@ class PFLFT(FedAvg):
     Chapter: *One model or many*.
     """
 
-    name: ClassVar[str] = "pfl_ft"
-    about: ClassVar[str] = "FedAvg, then fine-tuning of all layers at every client (FedAvg+)"
-    ft_epochs: ClassVar[int] = 1
+    name = "pfl_ft"
+    about = "FedAvg, then fine-tuning of all layers at every client (FedAvg+)"
+    ft_epochs = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pfl_lite.methods.pfl_moe import PFLMoE
 from pfl_lite.methods.split import Cut
@@ -18,8 +17,8 @@ class PFLMF(PFLMoE):
     `struct=True`, its README the other one. Chapter: *A gate between two experts*.
     """
 
-    name: ClassVar[str] = "pfl_mf"
-    about: ClassVar[str] = "PFL-MoE with PFL-FB's expert; the gate reads pixels"
+    name = "pfl_mf"
+    about = "PFL-MoE with PFL-FB's expert; the gate reads pixels"
 
     head: str = "dense"
     """What is tuned: `dense` (all layers after the convolutions), `last`, `none`, or a layer's name and what follows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,8 +19,8 @@ class PFLMFE(PFLMF):
     Chapter: *A gate between two experts*.
     """
 
-    name: ClassVar[str] = "pfl_mfe"
-    about: ClassVar[str] = "PFL-MF with gates that read the extractor's features"
+    name = "pfl_mfe"
+    about = "PFL-MF with gates that read the extractor's features"
 
     def cut(self, network: Network) -> Cut:
         cut, (first, *_) = super().cut(network), network.layers

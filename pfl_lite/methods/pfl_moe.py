@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +33,9 @@ class PFLMoE(FedAvg, Gated):
     share of the two parts (3 : 1) is the code's. Chapter: *A gate between two experts*.
     """
 
-    name: ClassVar[str] = "pfl_moe"
-    about: ClassVar[str] = "FedAvg, then a gate at every client mixes the global model and a tuned one"
-    ft_epochs: ClassVar[int] = 1
+    name = "pfl_moe"
+    about = "FedAvg, then a gate at every client mixes the global model and a tuned one"
+    ft_epochs = 1
 
     mix: str = word("logits", "probs")
     """What is mixed: `logits`, or `probs`, the probabilities."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,10 +21,10 @@ class Scaffold(FedAvg):
     weight decay (w - y) / (K eta) is no longer the mean gradient. Chapter: *Pulling toward the center*.
     """
 
-    name: ClassVar[str] = "scaffold"
-    about: ClassVar[str] = "FedAvg whose clients correct their steps by control variates"
-    traits: ClassVar[Traits] = Traits(one_model=True, fits_batch_norm=False)
-    finetune: ClassVar[str] = "plain_sgd"
+    name = "scaffold"
+    about = "FedAvg whose clients correct their steps by control variates"
+    traits = Traits(one_model=True, fits_batch_norm=False)
+    finetune = "plain_sgd"
 
     weights: str = word("uniform", "size")
     """`size`: clients count by their training images; `uniform`: all the same."""
