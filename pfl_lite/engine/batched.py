@@ -19,7 +19,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.engine import gpu
 from pfl_lite.engine.augment import crop_flip
 from pfl_lite.engine.gpu import ClientLimit, Graphs, Replay
-from pfl_lite.engine.local_training import LocalWork, on_device
+from pfl_lite.engine.local_training import EVALUATION_BATCH, LocalWork, on_device
 from pfl_lite.engine.mapping import Mapping, PerClient, WorkFor, in_client_order
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Batch, Carry, Loss
@@ -172,7 +172,7 @@ class VmapWork(LocalWork):
     def data(self, split: str) -> Iterator[Batch]:
         indices, size = getattr(self.federation, split), self.size(split)
         longest = max(len(indices[i]) for i in self.ids)
-        for place in torch.arange(longest, device=size.device).split(self.evaluation_batch):
+        for place in torch.arange(longest, device=size.device).split(EVALUATION_BATCH[size.device.type]):
             if longest:
                 yield self.batch(split, place, place < size)
 

@@ -182,11 +182,6 @@ class LocalWork(Work):
         """The training mini-batches of all local epochs in one row."""
         return itertools.chain.from_iterable(self.epochs(phase, epochs, part))
 
-    @property
-    def evaluation_batch(self) -> int:
-        """Images of one client that are looked at together."""
-        return EVALUATION_BATCH[self.federation.images.device.type]
-
     # ---- local training -------------------------------------------------------------------------------------------
 
     def training(self, batch: Batch) -> Network:
@@ -301,33 +296,25 @@ class LoopWork(LocalWork):
         orders = self.orders(phase, epochs, part)
         keys, crops = self.keys(phase, len(orders[0])), self.crops(phase, orders)
         for epoch, order in enumerate(torch.from_numpy(orders[0]).to(self.federation.images.device)):
-            mine = [None if each is None else each[0, epoch] for each in (keys, crops)]
-            yield self.prepared(self.batches_of(order), *mine)
+            mine = (None if each is None else each[0, epoch] for each in (keys, crops))
+            yield self.batches_of(order, *mine)
 
-    def prepared(self, batches: Iterator[Batch], key: Tensor | None, crops: Tensor | None) -> Iterator[Batch]:
-        """The mini-batches of an epoch, with keys of their own from the epoch's, and images cut out at `crops` [n, 3]."""
-        if key is not None:
-            batches = (batch._replace(key=fold(key, step)) for step, batch in enumerate(batches))
-        if crops is None:
-            return batches
-        cut, black = crops.split(self.settings.batch_size), self.black()
-        return (b._replace(x=crop_flip(b.x, c, black)) for b, c in zip(batches, cut, strict=False))
-
-    def batches_of(self, order: Tensor) -> Iterator[Batch]:
-        """The mini-batches of an epoch that visits the client's training images in this order [n_i]."""
+    def batches_of(self, order: Tensor, key: Tensor | None, crops: Tensor | None) -> Iterator[Batch]:
+        """The mini-batches of an epoch that visits the client's training images in this order [n_i], with keys of their own from
+        the epoch's, and images cut out at `crops` [n_i, 3]."""
         images, labels, own = self.stored("train")
-        mine = own[self.id]
-        for places in order.split(self.settings.batch_size) if len(order) else ():
-            rows = mine[places]
-            yield Batch(images[rows], labels[rows], places)
+        for step, start in enumerate(range(0, len(order), self.settings.batch_size)):
+            now = slice(start, start + self.settings.batch_size)
+            rows = own[self.id][order[now]]
+            x = images[rows] if crops is None else crop_flip(images[rows], crops[now], self.black())
+            yield Batch(x, labels[rows], order[now], key=None if key is None else fold(key, step))
 
     def data(self, split: str) -> Iterator[Batch]:
         images, labels, indices = self.stored(split)
         mine = indices[self.id]
-        places = torch.arange(len(mine), device=mine.device)
-        size = self.evaluation_batch
-        for rows, place in zip(mine.split(size), places.split(size), strict=True):
-            if len(rows):
+        for place in torch.arange(len(mine), device=mine.device).split(EVALUATION_BATCH[mine.device.type]):
+            if len(place):
+                rows = mine[place]
                 yield Batch(images[rows], labels[rows], place)
 
     def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
