@@ -132,7 +132,7 @@ class BatchSchedule:
 
 
 class VmapWork(LocalWork):
-    """The work of one client inside a batched computation: `slot` is its place among the clients `ids`."""
+    """The work of one client inside a batched computation."""
 
     slot: Tensor
     table: ClientIndexTable
@@ -157,9 +157,6 @@ class VmapWork(LocalWork):
     def steps(self) -> Tensor:
         each = np.array([self.steps_of(i) for i in self.ids])
         return on_device(each, self.federation.images.device)[self.slot]
-
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
-        return self.drawn(purpose, shape, per)[self.slot]
 
     # ---- data -----------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,9 @@ class SGD:
 class LocalWork(Work):
     """One client's round (the `Work` that methods see); subclasses say where batches come from and how to differentiate."""
 
+    slot: int | Tensor = 0
+    """The client's place among `ids`."""
+
     def __init__(
         self,
         network: Network,
@@ -126,12 +129,12 @@ class LocalWork(Work):
         """T, how many rounds the run has."""
         return self.settings.rounds
 
-    def drawn(self, purpose: str, shape: tuple[int, ...], per: str) -> Tensor:
-        """Numbers in (0, 1) [S, *shape], a stream a client, the same whichever other clients draw; [S, K, *shape] per `batch`."""
+    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
+        # [S, *shape], a stream a client, the same whichever other clients draw; [S, K, *shape] per `batch`
         when = () if per == "run" else (self.round,)
         shape = (max(map(self.steps_of, self.ids)), *shape) if per == "batch" else shape
         numbers = np.array([generator(self.seed, purpose, *when, i).random(shape) for i in self.ids])
-        return on_device(numbers, self.network.device).to(self.network.dtype)
+        return on_device(numbers, self.network.device).to(self.network.dtype)[self.slot]
 
     def keys(self, phase: str, epochs: int) -> Tensor | None:
         """Keys [S, E] of the epochs of one phase, from which those of their mini-batches are folded; None if not needed."""
@@ -286,9 +289,6 @@ class LoopWork(LocalWork):
     @property
     def steps(self) -> int:
         return self.steps_of(self.id)
-
-    def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
-        return self.drawn(purpose, shape, per)[0]
 
     def epochs(
         self, phase: str = "weights", epochs: int | None = None, part: str = "all"
