@@ -52,6 +52,13 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("return loss(w, batch) + strength / 2 *", "return loss(w, batch) + strength *", "a pull of twice the strength"),
         ('return self.sizes if kind == "size" else',
          'return self.sizes if kind != "size" else', "size and uniform weights exchanged"),
+        ("step = velocity = {name: self.momentum * velocity[name] + g",
+         "step = velocity = {name: velocity[name] + g", "momentum of 1"),
+        ("g + self.decay * params[name]", "g - self.decay * params[name]", "weight decay that grows the weights"),
+        ("return (w if project is None else project(w)), *velocity", "return w, *velocity", "nothing is projected after a step"),
+        ("step = {name: scale[name] * g for name, g in step.items()}", "pass", "no scale of the rate"),
+        ("replace(self.optimizer, momentum=0.0, decay=0.0) if plain else",
+         "self.optimizer if plain else", "plain steps with momentum"),
     ],
     "methods/split.py": [
         ('"last": len(layers) - 1', '"last": len(layers) - 2', "the head has one layer more"),
@@ -75,13 +82,6 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     # ---- the training loop ----
     "engine/local_training.py": [
-        ("step = velocity = {name: self.momentum * velocity[name] + g",
-         "step = velocity = {name: velocity[name] + g", "momentum of 1"),
-        ("g + self.decay * params[name]", "g - self.decay * params[name]", "weight decay that grows the weights"),
-        ("return (w if project is None else project(w)), *velocity", "return w, *velocity", "nothing is projected after a step"),
-        ("step = {name: scale[name] * g for name, g in step.items()}", "pass", "no scale of the rate"),
-        ("replace(self.optimizer, momentum=0.0, decay=0.0) if plain else",
-         "self.optimizer if plain else", "plain steps with momentum"),
         ("return new if active is None else keep_idle(active, new, carry)",
          "return new", "a client with fewer batches trains on padding"),
         ("shuffled[samples // 4 :]", "shuffled", "`per` is all of the images"),

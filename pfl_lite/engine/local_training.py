@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip, random_crops
-from pfl_lite.errors import InputError
-from pfl_lite.methods.base import Batch, Carry, Direction, Loss, Work
+from pfl_lite.methods.base import SGD, Batch, Carry, Loss, Work
 from pfl_lite.models import Network, Params
-from pfl_lite.models.train_mode import STATISTICS_RATE, fold, is_statistic
+from pfl_lite.models.train_mode import fold
 from pfl_lite.seeds import generator
 
 EVALUATION_BATCH = {"cpu": 250, "cuda": 1000}
@@ -52,40 +50,6 @@ def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, e
     rng = generator(seed, "batches", round, client, phase)
     orders = [rng.permutation(samples) for _ in range(epochs)]
     return np.array(orders, dtype=np.int64).reshape(epochs, samples)  # a phase may have no epochs
-
-
-@dataclass(frozen=True)
-class SGD:
-    """SGD with momentum and weight decay, as torch does it; running statistics follow the batches', whatever the run's SGD."""
-
-    momentum: float
-    decay: float
-    lr: float | Tensor
-    batch_norm: bool = False
-
-    def start(self, params: Params) -> Carry:
-        """The parameters and their momentum buffers: zeros, or {} without momentum."""
-        return params, {name: torch.zeros_like(w) for name, w in params.items()} if self.momentum else {}
-
-    def step(
-        self, carry: Carry, gradient: Params, scale: Mapping[str, float | Tensor] | None = None
-    ) -> Carry:
-        """New parameters and momentum buffers; `scale` multiplies the learning rate, by name."""
-        (params, velocity), step = carry, gradient
-        if self.decay:
-            step = {name: g + self.decay * params[name] for name, g in step.items()}
-        if self.momentum:
-            step = velocity = {name: self.momentum * velocity[name] + g for name, g in step.items()}
-        if scale is not None:
-            step = {name: scale[name] * g for name, g in step.items()}
-        moved = {name: stepped(w, step[name], self.lr) for name, w in params.items()}
-        if self.batch_norm:
-            moved |= {
-                name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
-                for name, w in params.items()
-                if is_statistic(name)
-            }
-        return moved, velocity
 
 
 class LocalWork(Work):
@@ -126,7 +90,6 @@ class LocalWork(Work):
 
     @property
     def rounds(self) -> int:
-        """T, how many rounds the run has."""
         return self.settings.rounds
 
     def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
@@ -187,14 +150,6 @@ class LocalWork(Work):
 
     # ---- local training -------------------------------------------------------------------------------------------
 
-    def training(self, batch: Batch) -> Network:
-        """The network in training mode (dropout, batch norm) for one mini-batch."""
-        return self.network.training(batch.key, batch.real)
-
-    def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean loss of the plain network, in training mode, on a mini-batch (padding left out)."""
-        return batch.loss(self.training(batch)(params, batch.x))
-
     def over_batches(
         self,
         step: Callable[..., Carry],
@@ -223,7 +178,6 @@ class LocalWork(Work):
         return new if active is None else keep_idle(active, new, carry)
 
     def fixed(self, function: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-        """`function(batch)` [b, ...] of training mini-batches, computed once for every image (see `Work`)."""
         if self.settings.augment != "none":
             return function
         known = torch.cat([function(batch) for batch in self.data("train")])  # [n, ...]
@@ -231,38 +185,7 @@ class LocalWork(Work):
 
     @property
     def optimizer(self) -> SGD:
-        """The run's SGD."""
         return SGD(self.settings.momentum, self.settings.weight_decay, self.lr, self.network.batch_norm)
-
-    def sgd(
-        self,
-        loss: Loss | None,
-        params: Params,
-        *,
-        direction: Direction | None = None,
-        phase: str | tuple[str, ...] = "weights",
-        epochs: int | None = None,
-        part: str = "all",
-        lr: float | Tensor | None = None,
-        scale: Mapping[str, float | Tensor] | None = None,
-        plain: bool = False,
-        project: Callable[[Params], Params] | None = None,
-    ) -> Params:
-        """Local SGD (see `pfl_lite.methods.base.Work`)."""
-        if not params:
-            return params
-        optimizer = replace(self.optimizer, momentum=0.0, decay=0.0) if plain else self.optimizer
-        optimizer = optimizer if lr is None else replace(optimizer, lr=lr)
-        if direction is None:
-            if loss is None:
-                raise InputError("sgd needs a loss to descend, or a direction to go along")
-            direction = partial(self.grad, loss)
-
-        def step(carry: Carry, *batches: Batch) -> Carry:
-            w, *velocity = optimizer.step(carry, direction(carry[0], *batches), scale)
-            return (w if project is None else project(w)), *velocity
-
-        return self.over_batches(step, optimizer.start(params), phase=phase, epochs=epochs, part=part)[0]
 
     # ---- looking at one's own data --------------------------------------------------------------------------------
 
@@ -328,11 +251,6 @@ class LoopWork(LocalWork):
 
     def held_out_loss(self, params: Params) -> Tensor:
         return self.mean_loss(params, "val" if self.size("val") else "train")
-
-
-def stepped(w: Tensor, step: Tensor, rate: float | Tensor) -> Tensor:
-    """w - rate step; `rate` is a tensor [] where clients of one computation have rates of their own."""
-    return w - rate * step if isinstance(rate, Tensor) else torch.sub(w, step, alpha=rate)
 
 
 def part_of(seed: int, client: int, samples: int, part: str) -> np.ndarray:

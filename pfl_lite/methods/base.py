@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import wraps
+from dataclasses import dataclass, field, fields, replace
+from functools import partial, wraps
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.mixing import mix
 from pfl_lite.models.network import Predictor
-from pfl_lite.models.train_mode import is_statistic
+from pfl_lite.models.train_mode import STATISTICS_RATE, is_statistic
 from pfl_lite.seeds import generator
 
 
@@ -64,16 +64,43 @@ Carry = tuple[Params, ...]
 Value = TypeVar("Value")
 
 
-class Optimizer(Protocol):
-    """How parameters move along gradients: what it remembers travels with them, so that it can be carried through a loop."""
+def stepped(w: Tensor, step: Tensor, rate: float | Tensor) -> Tensor:
+    """w - rate step; `rate` is a tensor [] where clients of one computation have rates of their own."""
+    return w - rate * step if isinstance(rate, Tensor) else torch.sub(w, step, alpha=rate)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with momentum and weight decay, as torch does it; running statistics follow the batches', whatever the run's SGD."""
+
+    momentum: float
+    decay: float
+    lr: float | Tensor
+    batch_norm: bool = False
 
     def start(self, params: Params) -> Carry:
-        """The parameters before the first step, and the optimizer's memory."""
+        """The parameters and their momentum buffers: zeros, or {} without momentum."""
+        return params, {name: torch.zeros_like(w) for name, w in params.items()} if self.momentum else {}
 
     def step(
         self, carry: Carry, gradient: Params, scale: Mapping[str, float | Tensor] | None = None
     ) -> Carry:
-        """One step; `scale` multiplies the learning rate, by parameter name."""
+        """New parameters and momentum buffers; `scale` multiplies the learning rate, by name."""
+        (params, velocity), step = carry, gradient
+        if self.decay:
+            step = {name: g + self.decay * params[name] for name, g in step.items()}
+        if self.momentum:
+            step = velocity = {name: self.momentum * velocity[name] + g for name, g in step.items()}
+        if scale is not None:
+            step = {name: scale[name] * g for name, g in step.items()}
+        moved = {name: stepped(w, step[name], self.lr) for name, w in params.items()}
+        if self.batch_norm:
+            moved |= {
+                name: torch.sub(w, gradient[name], alpha=STATISTICS_RATE)
+                for name, w in params.items()
+                if is_statistic(name)
+            }
+        return moved, velocity
 
 
 class Work(Protocol):
@@ -94,7 +121,7 @@ class Work(Protocol):
         """K, how many mini-batches its E local epochs have."""
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> SGD:
         """The run's SGD with momentum and weight decay, step by step: for a method whose steps `sgd` cannot take."""
 
     def uniform(self, purpose: str, shape: tuple[int, ...], *, per: str = "round") -> Tensor:
@@ -103,12 +130,14 @@ class Work(Protocol):
 
     def training(self, batch: Batch) -> Network:
         """The network in training mode (dropout, batch norm) for one mini-batch: what losses are made of."""
+        return self.network.training(batch.key, batch.real)
 
     def size(self, split: str) -> int | Tensor:
         """How many images the client has in a split."""
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
         """Mean loss of the plain network, in training mode, on a mini-batch: cross-entropy where labels are classes."""
+        return batch.loss(self.training(batch)(params, batch.x))
 
     def grad(self, loss: Loss, params: Params, batch: Batch) -> Params:
         """d loss / d params, a tensor a name; inside another loss it can be differentiated again."""
@@ -142,6 +171,20 @@ class Work(Protocol):
             plain: leave out the run's momentum and weight decay.
             project: applied to the parameters after every step.
         """
+        if not params:
+            return params
+        optimizer = replace(self.optimizer, momentum=0.0, decay=0.0) if plain else self.optimizer
+        optimizer = optimizer if lr is None else replace(optimizer, lr=lr)
+        if direction is None:
+            if loss is None:
+                raise InputError("sgd needs a loss to descend, or a direction to go along")
+            direction = partial(self.grad, loss)
+
+        def step(carry: Carry, *batches: Batch) -> Carry:
+            w, *velocity = optimizer.step(carry, direction(carry[0], *batches), scale)
+            return (w if project is None else project(w)), *velocity
+
+        return self.over_batches(step, optimizer.start(params), phase=phase, epochs=epochs, part=part)[0]
 
     def over_batches(
         self,
