@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,28 +89,20 @@ class Federation:
                 stacklevel=2,
             )
 
-        def indices_of(split: str) -> list[Tensor]:
-            parts = (getattr(client, split) for client in clients)
-            return [torch.as_tensor(part, dtype=torch.int64, device=device) for part in parts]
-
-        train, val, test = (indices_of(split) for split in ("train", "val", "test"))
-        labels = _as_seen(images.train_labels, clients, ("train", "val"))
-        test_labels = _as_seen(images.test_labels, clients, ("test",))
+        whole = partial(torch.as_tensor, dtype=torch.int64, device=device)
+        parts: dict[str, Any] = {
+            split: [whole(getattr(client, split)) for client in clients] for split in partitions.SPLITS
+        }
+        labels = whole(_as_seen(images.train_labels, clients, ("train", "val")))
+        test_labels = whole(_as_seen(images.test_labels, clients, ("test",)))
         groups = known_groups(clients)
         pixels = _normalized(images.train_images, images.card, size, dtype, device)
-
+        test_pixels = (
+            pixels if images.merged else _normalized(images.test_images, images.card, size, dtype, device)
+        )
         return cls(
-            name=images.name,
-            card=images.card,
-            images=pixels,
-            labels=torch.as_tensor(labels, dtype=torch.int64, device=device),
-            test_images=pixels
-            if images.merged
-            else _normalized(images.test_images, images.card, size, dtype, device),
-            test_labels=torch.as_tensor(test_labels, dtype=torch.int64, device=device),
-            train=train,
-            val=val,
-            test=test,
+            *(images.name, images.card, pixels, labels, test_pixels, test_labels),
+            **parts,
             groups=None if groups is None else torch.from_numpy(groups),
             relabeled=any(client.relabel is not None for client in clients),
         )
