@@ -39,11 +39,9 @@ class VGG16(Parts):
         self.fc3 = nn.Linear(512, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, 32, 32]: [b, 512]."""
-        return self.body(x).flatten(1)
+        return self.body(x).flatten(1)  # [b, 512]
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 512]."""
         a = F.relu(self.fc1(self.dropout1(a)))
         return F.relu(self.fc2(self.dropout2(a)))
 
@@ -66,14 +64,12 @@ class FemnistCNN(Parts):
         self.fc2 = nn.Linear(2048, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, 28, 28], flattened: [b, 1024]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 32, 12, 12]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 64, 4, 4]
-        return x.flatten(1)
+        return x.flatten(1)  # [b, 1024]
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 2048]."""
-        return F.relu(self.fc1(a))
+        return F.relu(self.fc1(a))  # [b, 2048]
 
     def classify(self, a: Tensor) -> Tensor:
         return self.fc2(self.hidden(a))
@@ -96,11 +92,9 @@ class MobileNetV2(Parts):
         self.fc = nn.Linear(1280, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, H, W], averaged over places: [b, 1280]."""
-        return self.body(x).mean((2, 3))
+        return self.body(x).mean((2, 3))  # over all places: [b, 1280]
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 1280]."""
         return self.dropout(a)
 
     def classify(self, a: Tensor) -> Tensor:
@@ -144,7 +138,6 @@ class DeepMLP(Parts):
             self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 256] of pixels [b, d]."""
         for layer in list(self.children())[:-1]:
             a = F.relu(layer(a))
         return a

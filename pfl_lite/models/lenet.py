@@ -24,15 +24,13 @@ class LeNet(Parts):
         self.fc3 = nn.Linear(84, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, 32, 32], flattened: [b, 400]."""
         # relu(max_pool(x)) = max_pool(relu(x)), and touches a quarter of the numbers
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 6, 14, 14]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, 5, 5]
-        return x.flatten(1)
+        return x.flatten(1)  # [b, 400]
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 84]."""
-        return F.relu(self.fc2(F.relu(self.fc1(a))))
+        return F.relu(self.fc2(F.relu(self.fc1(a))))  # [b, 84]
 
     def classify(self, a: Tensor) -> Tensor:
         return self.fc3(self.hidden(a))

@@ -71,9 +71,7 @@ class MethodAsModule(nn.Module):
         self.network, self.method = network, method
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the method gives."""
-        result: Tensor = getattr(self.network, self.method)(x)
-        return result
+        return getattr(self.network, self.method)(x)
 
 
 class Predictor(nn.Module):

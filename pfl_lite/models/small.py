@@ -28,8 +28,7 @@ class MLP(Parts):
         self.fc2 = nn.Linear(64, classes)
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 64] of pixels [b, d]."""
-        return F.relu(self.fc1(a))
+        return F.relu(self.fc1(a))  # [b, 64] of pixels [b, d]
 
     def classify(self, a: Tensor) -> Tensor:
         return self.fc2(self.hidden(a))
@@ -46,14 +45,12 @@ class SmallCNN(Parts):
         self.fc2 = nn.Linear(32, classes)
 
     def extract(self, x: Tensor) -> Tensor:
-        """What the convolutions make of images [b, C, H, W], flattened: [b, H W]."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # [b, 8, H/2, W/2]
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # [b, 16, H/4, W/4]
-        return x.flatten(1)
+        return x.flatten(1)  # [b, H W]
 
     def hidden(self, a: Tensor) -> Tensor:
-        """What the last layer reads: [b, 32]."""
-        return F.relu(self.fc1(a))
+        return F.relu(self.fc1(a))  # [b, 32]
 
     def classify(self, a: Tensor) -> Tensor:
         return self.fc2(self.hidden(a))
