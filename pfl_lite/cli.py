@@ -95,10 +95,9 @@ class PartitionCommand(TyperCommand):
     """Explains at the end of its help each way to write a partition, in the words of the partitions themselves."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
-        from pfl_lite.data.recipes import describe
+        from pfl_lite.data.recipes import PARTITIONERS
 
-        ways = [*describe(), ("clients.json", LISTS_HELP)]
+        ways = [(kind.usage, kind.summary) for kind in PARTITIONERS.values()] + [("clients.json", LISTS_HELP)]
         self.epilog = "\n\n".join(f"- `{usage}`: {summary}" for usage, summary in ways)
         super().format_help(ctx, formatter)
 

@@ -471,11 +471,6 @@ def parse(spec: str) -> Partitioner:
     return PARTITIONERS[name].from_texts(texts)
 
 
-def describe() -> list[tuple[str, str]]:
-    """The ways to write a spec with one line each, for the command line's help."""
-    return [(kind.usage, kind.summary) for kind in PARTITIONERS.values()]
-
-
 def apportion(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Round shares of classes with `sizes` images to counts, both [clients, classes], by largest remainders.
 
@@ -571,9 +566,8 @@ def _round_column(shares: np.ndarray, size: int, surplus: np.ndarray) -> np.ndar
     counts = np.floor(quota + 1e-9).astype(np.int64)  # 0.1 * 30 must not lose an image to float rounding
     remainder = np.where(shares > 0, (quota - counts).round(9), -1)
     first = np.lexsort((surplus.round(9), -remainder))
-    counts[first[: round(quota.sum()) - counts.sum()]] += (
-        1  # shares that sum to less than 1 leave images over
-    )
+    # shares that sum to less than 1 leave images over
+    counts[first[: round(quota.sum()) - counts.sum()]] += 1
     return counts
 
 

@@ -35,7 +35,7 @@ def read_checkpoint(
     models: Callable[[Params], Iterable[Callable[[], Params]]],
     trained_by: RunConfig | None,
 ) -> dict[str, Any]:
-    """What a checkpoint holds, held against what a run has before its first round.
+    """What a checkpoint holds, held against what a run has before its first round; raises what `Simulation.load` does.
 
     Args:
         path: the file.
@@ -43,9 +43,6 @@ def read_checkpoint(
         fresh: the same content of that run before its first round.
         models: what fine-tuned models may be like under a server's state; a gate's have tensors that others lack.
         trained_by: the run that it belongs to, if that is another one whose training is the same.
-
-    Raises:
-        InputError: the file is damaged or no checkpoint, or of another configuration, or the other run trains differently.
     """
     if trained_by is not None and not trains_alike(config, trained_by):
         raise InputError(

@@ -54,8 +54,7 @@ class Scorer:
             return ({"share": total},)
 
         total = self.map(one, server, models, self.everyone, round, self.settings)[0]["share"].cpu()
-        shares: list[float] = (total / self.federation.test_sizes.cpu()).tolist()
-        return shares
+        return (total / self.federation.test_sizes.cpu()).tolist()
 
     def whole_test(self, server: Params, models: Params, round: int) -> dict[str, np.ndarray]:
         """Two accuracies of every client's model ({}: the global one) on all test images (see `whole_test`)."""

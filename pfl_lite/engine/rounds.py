@@ -82,9 +82,8 @@ class Part:
                 )
         self.everyone = torch.arange(config.clients, device=config.device)
         drawn = generator(config.seed, "unseen clients").choice(config.clients, config.unseen, replace=False)
-        self.unseen = (
-            torch.from_numpy(drawn).to(config.device).sort().values
-        )  # they never take part in training
+        # they never take part in training
+        self.unseen = torch.from_numpy(drawn).to(config.device).sort().values
         self.members = self.everyone[~torch.isin(self.everyone, self.unseen)]
 
     def sample(self, number: int) -> Tensor:
