@@ -101,7 +101,12 @@ class Federation:
             pixels if images.merged else _normalized(images.test_images, images.card, size, dtype, device)
         )
         return cls(
-            *(images.name, images.card, pixels, labels, test_pixels, test_labels),
+            name=images.name,
+            card=images.card,
+            images=pixels,
+            labels=labels,
+            test_images=test_pixels,
+            test_labels=test_labels,
             **parts,
             groups=None if groups is None else torch.from_numpy(groups),
             relabeled=any(client.relabel is not None for client in clients),
