@@ -146,7 +146,7 @@ def test_a_figure_keeps_its_colors_when_it_is_made_small() -> None:
 
 
 def test_bubbles_have_the_area_of_the_counts() -> None:
-    figure = plots.plot_partition(COUNTS, classes=("cat", "dog", "owl"))
+    figure = plots.plot_partition(COUNTS, classes=("cat", "dog", "owl"), title="Who holds what")
     drawn(figure)
     top, main = figure.axes
     assert [bar.get_height() for bar in top.patches] == COUNTS.sum(axis=1).tolist()
@@ -189,7 +189,7 @@ def legend_of(figure: Figure) -> list[str]:
 
 
 def test_curves_are_means_and_bands_are_extremes() -> None:
-    figure = plots.plot_curves(runs(), quantity="tuned")
+    figure = plots.plot_curves(runs(), quantity="tuned", title="Five pairs")
     drawn(figure)
     (axes,) = figure.axes
     assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Local"]  # in the order of the lines' ends
@@ -431,7 +431,7 @@ def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...]
 
 
 def test_pairs_are_dots_around_the_diagonal() -> None:
-    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"])
+    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"], color="#112233")
     assert drawn(figure)
     (axes,) = figure.axes
     assert axes.collections[0].get_offsets().tolist() == [[50, 55], [60, 60], [70, 90]]
@@ -442,9 +442,12 @@ def test_pairs_are_dots_around_the_diagonal() -> None:
         plots.plot_pairs([1, 2], [1], names=["A", "B"])
 
 
-def test_curves_take_other_colors() -> None:
-    figure = plots.plot_curves(runs(), quantity="tuned", colors={"local": "#112233"})
+def test_curves_take_other_names_and_colors() -> None:
+    figure = plots.plot_curves(
+        runs(), quantity="tuned", colors={"local": "#112233"}, names={"local": "Alone"}
+    )
     shades = {line.get_color() for line in figure.axes[0].lines}
+    assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Alone"]
     assert {"#112233", plots.METHOD_COLORS["pfedmb"]} < shades
 
 

@@ -174,6 +174,7 @@ def plot_partition(
     *,
     split: str = "train",
     classes: Sequence[str] | None = None,
+    title: str | None = None,
 ) -> Figure:
     """Draw who holds what: images per client above, and a client x class picture of the counts below.
 
@@ -194,6 +195,8 @@ def plot_partition(
     )
     with plt.rc_context(STYLE):
         figure = _bubbles(counts, names, images)
+        if title:
+            figure.suptitle(title, fontweight="bold")
     plt.close(figure)
     return figure
 
@@ -204,17 +207,19 @@ def plot_curves(
     quantity: str | None = None,
     percent: bool = True,
     ylabel: str | None = None,
+    title: str | None = None,
     colors: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
 
     `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
     (averaged over) and `quantity` (to choose from with the argument). Of several `split`s and `model`s, as in a run's
     `history.frame()`, the clients' own models (`personal`) on test images are drawn. Fractions are shown as percentages
-    unless `percent` is off. `colors` of some methods go before those of the book. Raises InputError for missing
+    unless `percent` is off. `colors` and `names` of some methods go before those of the book. Raises InputError for missing
     columns or an unclear quantity.
     """
-    colors = colors or {}
+    colors, names = colors or {}, names or {}
     frame, by = _tidy(frame, quantity, ("round", "value"))
     seeds = frame["seed"].nunique() if "seed" in frame else 1
     each = [by, "round", "seed"] if "seed" in frame else [by, "round"]
@@ -236,9 +241,11 @@ def plot_curves(
         note = f"band: lowest to\nhighest of {seeds} seeds" if seeds > 1 else None
         handles = axes.get_legend_handles_labels()[0]
         axes.legend(
-            handles, [label(name) for name in order], loc="upper left", bbox_to_anchor=(1.01, 1),
+            handles, [names.get(name) or label(name) for name in order], loc="upper left", bbox_to_anchor=(1.01, 1),
             title=note, title_fontsize=9, alignment="left",
         )  # fmt: skip
+        if title:
+            axes.set_title(title)
     plt.close(figure)
     return figure
 
@@ -269,7 +276,14 @@ def plot_history(history: History, method: str = "") -> Figure:
     return figure
 
 
-def plot_clients(frame: pd.DataFrame, *, quantity: str | None = None) -> Figure:
+def plot_clients(
+    frame: pd.DataFrame,
+    *,
+    quantity: str | None = None,
+    percent: bool = True,
+    xlabel: str | None = None,
+    title: str | None = None,
+) -> Figure:
     """Draw how clients are spread, a row a method: one dot a client, quartiles as a box, the mean as a diamond.
 
     `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity` (to choose from) and
@@ -279,7 +293,7 @@ def plot_clients(frame: pd.DataFrame, *, quantity: str | None = None) -> Figure:
     frame, by = _tidy(frame, quantity, ("client", "value"))
     if "round" in frame:
         frame = frame[frame["round"] == frame.groupby(by)["round"].transform("max")]
-    table = frame.groupby([by, "client"], sort=False)["value"].mean().mul(100).reset_index()
+    table = frame.groupby([by, "client"], sort=False)["value"].mean().mul(100 if percent else 1).reset_index()
     order = table.groupby(by)["value"].mean().sort_values(ascending=False).index.tolist()
     shared: dict[str, Any] = {"x": "value", "y": by, "order": order}
     with plt.rc_context(STYLE):
@@ -291,12 +305,14 @@ def plot_clients(frame: pd.DataFrame, *, quantity: str | None = None) -> Figure:
         palette = {name: color(name) for name in order}
         sns.stripplot(table, **shared, hue=by, palette=palette, alpha=0.7, legend=False, jitter=0.15, ax=axes)
         axes.set_yticks(range(len(order)), [label(name) for name in order])
-        axes.set(xlabel="test accuracy of a client (%)", ylabel="")
+        axes.set(xlabel=xlabel or ("test accuracy of a client (%)" if percent else "value"), ylabel="")
+        if title:
+            axes.set_title(title)
     plt.close(figure)
     return figure
 
 
-def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str]) -> Figure:
+def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], color: str = "#0072B2") -> Figure:
     """Draw one dot a client: method A's accuracy across, method B's up, and the diagonal on which they are equal.
 
     `a` and `b` are in percent, in the same order; `names` stand at the axes. Raises InputError for unequal numbers.
@@ -311,7 +327,7 @@ def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str]) -> Figure:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(4.8, 4.8))
         axes.axline((low, low), slope=1, color="#4D4D4D", linestyle="--", lw=1)
-        sns.scatterplot(x=across, y=up, s=28, color="#0072B2", alpha=0.75, linewidth=0, ax=axes)
+        sns.scatterplot(x=across, y=up, s=28, color=color, alpha=0.75, linewidth=0, ax=axes)
         axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
         axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
     plt.close(figure)
