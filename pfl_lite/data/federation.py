@@ -89,12 +89,12 @@ class Federation:
                 stacklevel=2,
             )
 
-        whole = partial(torch.as_tensor, dtype=torch.int64, device=device)
-        parts: dict[str, Any] = {
-            split: [whole(getattr(client, split)) for client in clients] for split in partitions.SPLITS
-        }
-        labels = whole(_as_seen(images.train_labels, clients, ("train", "val")))
-        test_labels = whole(_as_seen(images.test_labels, clients, ("test",)))
+        integers = partial(torch.as_tensor, dtype=torch.int64, device=device)
+        train, val, test = (
+            [integers(getattr(client, split)) for client in clients] for split in ("train", "val", "test")
+        )
+        labels = integers(_as_seen(images.train_labels, clients, ("train", "val")))
+        test_labels = integers(_as_seen(images.test_labels, clients, ("test",)))
         groups = known_groups(clients)
         pixels = _normalized(images.train_images, images.card, size, dtype, device)
         test_pixels = (
@@ -107,7 +107,9 @@ class Federation:
             labels=labels,
             test_images=test_pixels,
             test_labels=test_labels,
-            **parts,
+            train=train,
+            val=val,
+            test=test,
             groups=None if groups is None else torch.from_numpy(groups),
             relabeled=any(client.relabel is not None for client in clients),
         )

@@ -31,13 +31,12 @@ def read(folder: Path, classes: int) -> dict[str, np.ndarray] | None:
     is for testing. Raises InputError that names a file which is not of the format.
     """
     files = {split: sorted((folder / split).glob("*.json")) for split in ("train", "test", "all")}
-    uncut = not (files["train"] and files["test"])
-    if uncut and not files["all"]:
+    if files["train"] and files["test"]:
+        parts = {split: _read_all(files[split], classes) for split in ("train", "test")}
+    elif files["all"]:
+        parts = _cut(_read_all(files["all"], classes))
+    else:
         return None
-    splits = ("all",) if uncut else ("train", "test")
-    parts = {split: [part for path in files[split] for part in _read(path, classes)] for split in splits}
-    if uncut:
-        parts = _cut(parts["all"])
     number: dict[str, int] = {}
     for part in (*parts["train"], *parts["test"]):
         number[part.name] = number.get(part.name, 0) + len(part.labels)
@@ -64,6 +63,10 @@ def _cut(written: list[_Written]) -> dict[str, list[_Written]]:
         for split, rows in (("train", np.sort(order[some:])), ("test", np.sort(order[:some]))):
             parts[split].append(_Written(name, images[rows], labels[rows]))
     return parts
+
+
+def _read_all(files: list[Path], classes: int) -> list[_Written]:
+    return [part for path in files for part in _read(path, classes)]
 
 
 def _read(path: Path, classes: int) -> list[_Written]:

@@ -132,7 +132,7 @@ class BatchSchedule:
 
 
 class VmapWork(LocalWork):
-    """The work of one client inside a batched computation."""
+    """The work of one client inside a batched computation, at the place `slot` among its clients."""
 
     slot: Tensor
     table: ClientIndexTable

@@ -35,7 +35,7 @@ def read_checkpoint(
     models: Callable[[Params], Iterable[Callable[[], Params]]],
     trained_by: RunConfig | None,
 ) -> dict[str, Any]:
-    """What a checkpoint holds, held against what a run has before its first round; raises what `Simulation.load` does.
+    """What a checkpoint holds, held against what a run has before its first round; raises InputError where they do not fit.
 
     Args:
         path: the file.

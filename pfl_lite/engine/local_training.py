@@ -55,7 +55,7 @@ def epoch_orders(seed: int, round: int, client: int, phase: str, samples: int, e
 class LocalWork(Work):
     """One client's round (the `Work` that methods see); subclasses say where batches come from and how to differentiate."""
 
-    slot: int | Tensor = 0
+    slot: int | Tensor
     """The client's place among `ids`."""
 
     def __init__(
@@ -202,6 +202,8 @@ class LocalWork(Work):
 class LoopWork(LocalWork):
     """The work of one client by itself."""
 
+    slot = 0
+
     @property
     def id(self) -> int:
         return self.ids[0]
@@ -226,10 +228,11 @@ class LoopWork(LocalWork):
         """The mini-batches of an epoch that visits the client's training images in this order [n_i], with keys of their own from
         the epoch's, and images cut out at `crops` [n_i, 3]."""
         images, labels, own = self.stored("train")
+        cut = None if crops is None else (crops, self.black())
         for step, start in enumerate(range(0, len(order), self.settings.batch_size)):
             now = slice(start, start + self.settings.batch_size)
             rows = own[self.id][order[now]]
-            x = images[rows] if crops is None else crop_flip(images[rows], crops[now], self.black())
+            x = images[rows] if cut is None else crop_flip(images[rows], cut[0][now], cut[1])
             yield Batch(x, labels[rows], order[now], key=None if key is None else fold(key, step))
 
     def data(self, split: str) -> Iterator[Batch]:

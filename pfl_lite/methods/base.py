@@ -104,7 +104,10 @@ class SGD:
 
 
 class Work(Protocol):
-    """What the engine hands to one client: its network, its own data, and local SGD."""
+    """What the engine hands to one client: its network, its own data, and local SGD.
+
+    `training`, `loss` and `sgd` are written here; the engine supplies the rest.
+    """
 
     network: Network
     lr: float | Tensor
