@@ -225,3 +225,10 @@ def test_a_candidate_is_scored_once_after_the_rounds_of_its_own_arm_s_search(tmp
         assert config.eval_every == config.rounds == experiment.search_rounds_of(arm)
         rounds[arm.key] = config.rounds
     assert rounds["fedmn"] > rounds["fedavg"]
+
+
+@pytest.mark.parametrize("experiment", ALL, ids=lambda one: f"{one.name}-{one.budget}")
+def test_an_arm_takes_over_training_and_runs_only_with_their_settings(experiment: Experiment) -> None:
+    for arm in experiment.arms:
+        assert arm.trained_by in (None, arm.rates_of) and (arm.rates_of or not arm.run_of)
+        assert not (arm.rates_of and (arm.grid or arm.ladders))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pfl_lite.errors import InputError
-from pfl_lite.papers import SENTENCES
 from pfl_lite.papers import statement as sentences
 from pfl_lite.papers.experiment import paper_tables
 from pfl_lite.papers.statement import PAPERS
@@ -19,10 +18,10 @@ def test_tables_have_the_papers_shapes() -> None:
     assert printed("PFL-MoE", "I").loc["Fashion-MNIST, LeNet-5, alpha=0.9", "PFL-MF"] == 92.02
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_sentence_has_a_verdict_and_numbers(paper: str) -> None:
+@pytest.mark.parametrize(("paper", "sentences"), [("pFedMB", 8), ("FedMN", 5), ("PFL-MoE", 20)])
+def test_every_sentence_has_a_verdict_and_numbers(paper: str, sentences: int) -> None:
     frame = checked(paper)
-    assert len(frame) == len([*SENTENCES[paper]()]) > 2
+    assert len(frame) == sentences
     assert set(frame["supported"]) <= {"yes", "partly", "no"}
     assert frame["its own numbers"].str.contains(r"\d").all()
 

@@ -7,7 +7,8 @@ from pfl_lite.papers import fedmn, pfedmb
 from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET, Arm, Experiment, Settings, paper_tables
 from pfl_lite.papers.fedmn import FEDMN
 from pfl_lite.papers.pfedmb import PFEDMB, PFEDMB_TABLE1, TABLE2_SETTINGS
-from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe, sentences
+from pfl_lite.papers.pflmoe import ALL, PFLMOE, pflmoe
+from pfl_lite.papers.pflmoe import sentences as pflmoe_sentences
 from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
@@ -35,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """What goes by one name in a paper and is made of the runs of other experiments: a table of several settings, a figure."""
 
-SENTENCES = {"pFedMB": pfedmb.sentences, "FedMN": fedmn.sentences, "PFL-MoE": sentences}
+SENTENCES = {"pFedMB": pfedmb.sentences, "FedMN": fedmn.sentences, "PFL-MoE": pflmoe_sentences}
 """What each paper says that its own printed numbers decide."""
 
 LISTED = "`pfl-lite experiments` lists them all"

@@ -600,7 +600,8 @@ FEDEM_COMPONENTS = 3  # in all of FedEM's experiments
 
 def sentences() -> Iterator[Sentence]:
     """Sentences of the paper beside its tables I and II."""
-    first = [one for one in paper_tables() if one["metric"].startswith("blocks in layer 1 ")]
+    layer1 = (one for one in paper_tables() if one["metric"].startswith("blocks in layer 1 "))
+    first = [one for one in layer1 if one["paper"] == "FedMN"]
     encoders = pd.Series({one["dataset"]: int(float(one["value_percent"])) for one in first})
     says = "the number of encoders in FedMN are set as the same as the number of components in FedEM on each dataset"
     said = ", ".join(f"{number} encoders on {name}" for name, number in encoders.items())

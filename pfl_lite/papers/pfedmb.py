@@ -390,8 +390,9 @@ def our_addition(
         title=f"Our addition to pFedMB's {where}: {change}",
         budget=DEFAULT_BUDGET,
         arms=tuple(
-            Arm(key, method := key.partition("-")[0], f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
+            Arm(key, method, f"{TABLE2_LABELS[method]}, {words}", None, (), chosen)
             for key, (words, chosen) in rows.items()
+            for method in [key.partition("-")[0]]
         ),
         seeds=seeds,
         searched_in=None,

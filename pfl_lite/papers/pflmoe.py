@@ -293,8 +293,8 @@ def sentences() -> Iterator[Sentence]:
     says = "in all experiments, the accuracy of Local is lower than FedAvg's in both tests"
     yield "V-B", says, both < 0, f"lower in {count(both < 0)}; {across(both)}"
 
-    local = printed_table("PFL-MoE", "I")["Local"]
-    points = pd.Series(local.filter(like="VGG").to_numpy() - local.filter(like="CIFAR10, LeNet").to_numpy())
+    alone = printed_table("PFL-MoE", "I")["Local"]
+    points = pd.Series(alone.filter(like="VGG").to_numpy() - alone.filter(like="CIFAR10, LeNet").to_numpy())
     says = "[Local, CIFAR-10] VGG-16 is significantly lower than the smaller model LeNet-5"
     yield "V-B", says, points < -1, across(points)
 
@@ -321,9 +321,9 @@ def sentences() -> Iterator[Sentence]:
     says = "[alpha = 0.5] the local tests of the three are 2% ~ 10% higher than that of FedAvg"
     yield "V-C", says, three.round().between(2, 10), across(three)
 
-    local = lead("I", "PFL-MF", "FedAvg")
+    points = lead("I", "PFL-MF", "FedAvg")
     says = "[PFL-MF's] local test accuracy is always higher than FedAvg"
-    yield "V-C", says, local > 0, f"higher in {count(local > 0)}; {across(local)}"
+    yield "V-C", says, points > 0, f"higher in {count(points > 0)}; {across(points)}"
 
     local, whole = lead("I", "PFL-MF", "PFL-FB"), lead("II", "PFL-MF", "PFL-FB")
     points = local.filter(like="CIFAR10")

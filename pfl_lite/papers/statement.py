@@ -52,7 +52,7 @@ class ClaimResult:
 
 
 Sentence = tuple[str, str, pd.Series, str]
-"""Where a paper says what, in which settings its own printed numbers support it, and these numbers."""
+"""Where a paper says what; what must hold in its own printed numbers (all of it: yes, some: partly, none: no); these numbers."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def claim(
 
     def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
         of_all = test if several is needs else lambda runs, level: test(runs[experiment], level)
+        assert id not in CLAIMS, id
         CLAIMS[id] = Claim(id, experiment, text, several, of_all)
         return test
 
@@ -352,6 +353,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         return replace(outcome(statistic, one, level, note, decided), threshold=weakest.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
+    assert id not in CLAIMS, id
     CLAIMS[id] = Claim(id, experiment, text, arms, test, of_links=True)
 
 
