@@ -66,7 +66,7 @@ def bare(axes: Axes) -> None:
 
 
 def arrow(axes: Axes, start: Any, end: Any, color: str = INK, width: float = 1.8, style: str = "-") -> None:
-    """A filled arrow from one point to another, with a head that fits its width."""
+    """A filled arrow from one point to another, with a larger head where it has an office's color."""
     how = {"arrowstyle": "-|>", "color": color, "linewidth": width, "linestyle": style}
     axes.annotate("", end, start, arrowprops=how | {"mutation_scale": 15 if color == INK else 17})
 

@@ -1,7 +1,7 @@
 """A record of every number that the package gives, to be compared before and after a change that is to alter none.
 
     python tools/golden.py OUT_DIR   write the record of this tree (three minutes on one core)
-    diff -r A B                      say what differs between two records
+    diff -r A B                      say what differs between two records of the same parts (two empty folders do not)
 
 `--part runs` (or partitions, shown, files) writes that part alone.
 

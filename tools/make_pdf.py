@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -187,4 +188,5 @@ def make(source: Path, output: Path) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.exit(make(ROOT / "book", ROOT / "_build" / "pdf" / NAME))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -138,6 +139,7 @@ def make(writer: Writer, folder: Path) -> int:
 
 def main() -> int:
     """Write the quizzes."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     folder = ROOT / "_build/quizzes"
     print(f"{make(Writer(ROOT / 'book'), folder)} questions in {folder}")
     return 0
