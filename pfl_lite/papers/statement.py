@@ -51,8 +51,8 @@ class ClaimResult:
         return self.kind.replace(self.verdict, f"{self.verdict}{at}", 1)
 
 
+# Where a paper says what; what must hold in its own printed numbers (all of it: yes, some: partly, none: no); these numbers.
 Sentence = tuple[str, str, pd.Series, str]
-"""Where a paper says what; what must hold in its own printed numbers (all of it: yes, some: partly, none: no); these numbers."""
 
 
 @dataclass(frozen=True)
