@@ -169,14 +169,14 @@ def test_missing_runs_and_few_seeds_are_named(verdict):
         and one.says in render_verdicts([one])
     )
     assert one.verdict == "held" and one.note.endswith(
-        f"1 of 3 seeds; 6 of {EXPERIMENTS[NAME].rounds} rounds"
+        f"1 of 5 seeds; 6 of {EXPERIMENTS[NAME].rounds} rounds"
     )
 
 
 def test_only_seeds_that_every_arm_has_are_used(verdict):
     result = verdict("B1", leave_out=[("fedavg", 2)])
     assert result.seeds == 2 and result.verdict == "undecided" and "two seeds never decide" in result.note
-    assert "2 of 3 seeds" in result.note and "seeds not used because an arm lacks them: 2" in result.note
+    assert "2 of 5 seeds" in result.note and "seeds not used because an arm lacks them: 2" in result.note
 
 
 def test_the_first_three_of_four_seeds_decide_and_are_paired_by_their_number():

@@ -763,7 +763,7 @@ def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts(
     at = next(number for number, line in enumerate(lines) if line.startswith("pfedmb-table1 "))
     assert "local, fedavg, pfedmb-plain, pfedmb" in lines[at + 1]
     assert (
-        "small  30 rounds; 12 results, 8 candidates" in lines[at + 2] and "paper  100 rounds" in lines[at + 3]
+        "small  30 rounds; 20 results, 8 candidates" in lines[at + 2] and "paper  100 rounds" in lines[at + 3]
     )
     group = next(number for number, line in enumerate(lines) if line.startswith("pflmoe-fig3 "))
     assert "pflmoe-fmnist-lenet-0.9" in lines[group + 1]

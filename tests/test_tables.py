@@ -245,7 +245,7 @@ def test_only_the_seeds_of_the_protocol_count_and_the_others_are_named(ledger):
     assert result.loc["local", "Reason"] == (
         f"no complete run in the ledger with a seed of the protocol; {left_out}"
     )
-    assert (result.loc["fedavg", "Seeds"], result.loc["fedavg", "Status"]) == (3, "reproduced")
+    assert (result.loc["fedavg", "Seeds"], result.loc["fedavg", "Status"]) == (5, "reproduced")
     assert result.loc["fedavg", "Reason"] == f"the gap is within 1.00 points; {left_out}"
     assert not any(note.startswith("Unequal") for note in table(NAME, ledger).attrs["notes"])
 
@@ -274,7 +274,7 @@ def test_every_format_holds_every_row(ledger):
     text, markdown = render_table(frame), render_table(frame, "markdown")
     for arm in EXPERIMENT.arms:
         assert arm.label in text and arm.label in markdown
-    assert f"{PAPER['local']:.2f} ± 0.10 (n = 3)" in markdown
+    assert f"{PAPER['local']:.2f} ± 0.16 (n = 5)" in markdown
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(PAPER) and len({line.count("|") for line in lines}) == 1
     for note in EXPERIMENT.deviations:
@@ -313,9 +313,9 @@ def test_a_run_that_is_deleted_from_the_ledger_is_not_run_in_the_table(tmp_path)
 def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
     fill(ledger, {}, seeds=EXPERIMENT.seeds[:2], rounds=20)
     ledger.write(make_run("local", 60, seed=EXPERIMENT.seeds[2]))
-    assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 3 seeds planned)")
+    assert table(NAME, ledger).attrs["title"].endswith("; small budget (30 rounds, 5 seeds planned)")
     assert (
-        "small budget (30 rounds, 3 seeds planned)"
+        "small budget (30 rounds, 5 seeds planned)"
         in render_table(table(NAME, ledger), "markdown").splitlines()[0]
     )
     ledger.write(make_run("local", 70, rounds=100) | {"experiment": f"{NAME}-paper"})
