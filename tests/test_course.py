@@ -56,7 +56,7 @@ def test_students_get_stubs_and_nothing_of_the_solutions(course: Path) -> None:
         if "solution" in cell.metadata.get("tags", []) and "tests" not in cell.metadata.tags:
             longest = max(cell.source.splitlines(), key=len)
             assert longest not in everything, f"a student can read {longest!r}"
-    assert "A gradient has as many numbers as a model" not in everything  # the prose of a solution
+    assert "A gradient has as many numbers, $P$, as a model" not in everything  # the prose of a solution
     assert "HIDDEN" not in everything and "solution-start" not in everything
 
     stub = student["ex-fl-fedsgd-code"].source
@@ -100,7 +100,8 @@ def test_instructors_get_every_solution(course: Path) -> None:
             assert made[name].source == cell.source
     everything = "\n".join(cell.source for cell in made.values())
     assert (
-        "Solution of exercise 1.2" in everything and "A gradient has as many numbers as a model" in everything
+        "Solution of exercise 1.2" in everything
+        and "A gradient has as many numbers, $P$, as a model" in everything
     )
 
 

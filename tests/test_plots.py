@@ -208,7 +208,7 @@ def test_curves_of_stored_runs_are_one_line_of_code() -> None:
     (axes,) = plots.plot_curves(Ledger().frame("pfedmb-table1"), quantity="tuned").axes
     assert set(legend_of(axes.figure)) == {"Local", "FedAvg", "pFedMB", "pFedMB, eq. 6"}
     ends = [line.get_ydata()[-1] for line in axes.lines if len(line.get_xdata())]
-    assert ends == sorted(ends, reverse=True) and "3 seeds" in axes.get_legend().get_title().get_text()
+    assert ends == sorted(ends, reverse=True) and "5 seeds" in axes.get_legend().get_title().get_text()
 
 
 def test_curves_of_one_seed_have_no_band() -> None:
