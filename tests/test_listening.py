@@ -83,12 +83,17 @@ def test_flower_as_it_is_started_here_listens_on_this_machine_only(
         assert all(listening([one]) for one in started) and listening(family) == {"127.0.0.1"}
 
 
-def test_jupyterlab_as_readers_are_told_to_start_it_listens_on_this_machine_only(repository: Path) -> None:
+def test_jupyterlab_as_readers_are_told_to_start_it_listens_on_this_machine_only(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labapp = pytest.importorskip("jupyterlab.labapp")
     pages = [repository / "Makefile", *repository.glob("*.md"), *repository.glob("book/*.md")]
     told = [one for page in pages for one in re.findall(r"jupyter lab( -[^`\n]*)", page.read_text("utf-8"))]
     assert len(told) >= 3  # Makefile, README and how-to-use
+    monkeypatch.chdir(tmp_path)
     for options in told:
+        for folder in re.findall(r"--notebook-dir[ =](\S+)", options):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)  # the one that a reader has made before
         lab = labapp.LabApp.serverapp_class()
         lab.parse_command_line(shlex.split(options))
         assert lab.ip in ("localhost", "127.0.0.1"), options
