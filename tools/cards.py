@@ -205,19 +205,19 @@ CARDS: dict[str, Card] = {
         GATE, MOE, "A gate picks, image by image: common or own model.", MODEL,
         (shared("model"), own("tuned model"), own("gate")), "model", "model",
         learns="one model for all; expert and gate per office", when="after the last round",
-        knob="rates of expert and gate", cost="FedAvg's traffic; two more runs at the end",
+        knob="rates of expert and gate", cost="FedAvg's traffic; expert and gate train at the end",
     ),
     "pfl_mf": Card(
         GATE, MOE, "PFL-MoE with a common base; the gate reads pixels.", MODEL,
         (shared("model"), own("tuned head"), own("pixel gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
-        knob="where to cut the network", cost="FedAvg's traffic; two short runs at the end",
+        knob="where to cut the network", cost="FedAvg's traffic; expert and gate train at the end",
     ),
     "pfl_mfe": Card(
         GATE, MOE, "PFL-MF whose gate reads features, not pixels.", MODEL,
         (shared("model"), own("tuned head"), own("feature gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
-        knob="where to cut the network", cost="FedAvg's traffic; two short runs at the end",
+        knob="where to cut the network", cost="FedAvg's traffic; expert and gate train at the end",
     ),
     "pfedhn": Card(
         WRITTEN, "generated-models", "A network at the server writes each office's network.",
