@@ -70,13 +70,13 @@ UPPER = ("papers", "results", "show", "")
 """Rooms with a page of their own: all of them on one would be a heavy page."""
 
 UPPER_LEAD = """\
-# The package, upper floors
+# API: papers, results, commands
 
 Papers, results, what is shown, and what a person touches; the rooms below them are [on the page before](api).
 """
 
 API_LEAD = """\
-# The package, room by room
+# API: data, models, methods, engine
 
 ## The names that you need first
 
