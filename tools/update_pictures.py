@@ -45,6 +45,26 @@ Traffic is counted per office and round; the unit is one model of the size of an
 {table}
 
 The [glossary](sec-cards) has every card in full size, and [Which method when](which-method-when) says what to try first.
+
+(sec-not-on-the-map)=
+## What is not on the map
+
+The newest methods here are from 2022, and libraries such as PFLlib {{cite}}`zhang2025pfllib` have many others. You will meet the
+names below. We have run only FedBN. Each gives one more answer to the question of the map:
+
+- **FedBN** {{cite}}`li2021fedbn`: everything travels but batch norm ([our program](sec-own-fedbn)).
+- **FedBABU** {{cite}}`oh2022fedbabu`: the base travels and trains under a head that stays as it was drawn at random. At the end
+  each client tunes the head. Compare with FedPer and PFL-FB ([Sharing a part](sharing-a-part)).
+- **Fed-RoD** {{cite}}`chen2022fedrod`: the base and a common head travel. A private head adds its answer to that of the
+  common one.
+- **kNN-Per** {{cite}}`marfoq2022knnper`: one model travels. At the end each client mixes its answer with the labels of the
+  client's own most similar images, as [PFL-MoE](a-gate-between-two-experts) mixes two models.
+- **FedALA** {{cite}}`zhang2023fedala`: one model travels. Before it trains, each client mixes it with its own model. In the upper
+  layers it learns a share for every weight, where [APFL](two-models-one-tie) learns one for all.
+- **FedProto** {{cite}}`tan2022fedproto`: the mean features of each class travel, and no weights. So clients may have
+  different networks.
+- **FedSA-LoRA** {{cite}}`guo2025fedsa`: a large pretrained model stays frozen. Clients train two small matrices beside a layer,
+  and only one of the two travels.
 """
 
 
