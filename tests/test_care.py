@@ -291,6 +291,20 @@ def test_results_are_held_to_what_their_search_chose(tmp_path: Path) -> None:
         assert says in fault
 
 
+def test_rows_that_begin_at_another_training_than_the_row_s_own_are_named(tmp_path: Path) -> None:
+    home, ledger = Ledger(default_folder()), Ledger(tmp_path)
+    name = "pflmoe-cifar10-lenet-2"
+    for arm in ("local", "fedavg", "pfl_fb", "pfl_mfe"):
+        run = home.get(name, arm, 0)
+        assert run is not None
+        if arm == "pfl_fb":
+            run["final_before_ft"]["test_accuracy"][5] += 1e-9
+        ledger.write(run)
+    assert [note for note in check(ledger).notes if "takes over" in note] == [
+        f"{name}/pfl_fb-seed0.json: takes over a training of fedavg that did not end as that row's own"
+    ]
+
+
 def test_a_row_made_elsewhere_is_told_with_what_must_come_first_there(ledger: Ledger) -> None:
     (made,) = [one for one in missing("pfedmb-table3-random2-15", ledger) if "-table2-" in one.command]
     assert made.command == "pfl-lite reproduce pfedmb-table2-random2-15 --methods pfedmb --seeds 0"

@@ -36,7 +36,7 @@ def check(ledger: Ledger) -> Findings:
     Faults are files that break their schema or were set aside, two files with one run, final accuracies that are not those of the
     last round, results (and attempts that diverged) that were trained otherwise than the protocol says or whose settings no whole
     search chose, and a ledger too large to keep. Such a result still counts in tables until it is moved away. Notes are
-    experiments that are not known, and cells that are empty.
+    experiments that are not known, rows that do not share the training that they could share, and cells that are empty.
     """
     found = Findings()
     runs: list[tuple[str, Run]] = []
@@ -60,7 +60,7 @@ def check(ledger: Ledger) -> Findings:
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
     found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs + attempts, ledger)]
-    found.notes += [*strangers([run for _, run in runs]), *gaps(ledger)]
+    found.notes += [*strangers([run for _, run in runs]), *unshared(runs), *gaps(ledger)]
     return found
 
 
@@ -136,6 +136,24 @@ def strangers(runs: Sequence[Run]) -> list[str]:
     return [
         f"{name}: {number} runs of an experiment that is not known here" for name, number in count.items()
     ]
+
+
+def unshared(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """Files of results that begin where another training of the row that they take over has ended.
+
+    Such a pair is a fair one, but the luck of two trainings makes its difference less certain. Two machines train a row apart.
+    """
+    takes = {(one.name, arm.key): arm.trained_by for one in every_budget() for arm in one.arms}
+    there = {(run["experiment"], run["arm"], run["seed"]): run for _, run in runs}
+    said = []
+    for name, run in runs:
+        first = takes.get((run["experiment"], run["arm"]))
+        base = there.get((run["experiment"], first, run["seed"]))
+        if base is None or not run["complete"] or len(base["rounds"]) != len(run["rounds"]):
+            continue
+        if run["final_before_ft"]["test_accuracy"] != base["final"]["test_accuracy"]:
+            said.append(f"{name}: takes over a training of {first} that did not end as that row's own")
+    return said
 
 
 def gaps(ledger: Ledger) -> list[str]:
