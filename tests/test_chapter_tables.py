@@ -154,7 +154,7 @@ def test_verdicts_keep_every_claim(ledger: Ledger) -> None:
     assert all(one.note in evidence for one, evidence in zip(found, shown["evidence"], strict=True))
     html = pages.verdicts(
         [
-            ClaimResult("s", verdict, seeds=seeds, rounds="30")
+            ClaimResult("s", verdict, seeds=seeds, budget="30 rounds")
             for verdict, seeds in (("held", 3), ("failed", 1))
         ]
     ).to_html()

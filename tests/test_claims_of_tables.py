@@ -662,6 +662,7 @@ def test_a_run_that_converged_is_not_called_too_short_and_one_at_the_limit_is_na
 
 def test_a_note_says_once_when_runs_converged_after_all_else_and_names_settings_by_what_differs() -> None:
     (told,) = claims("B8", Ledger(), "paper")
+    assert told.says == "held at convergence"
     before, _, ends = told.note.partition("converged after ")
     assert before.endswith("; ") and "converged after" not in ends
     assert {"(random2-15)", "(random2-50)"} == set(re.findall(r"\([^)]*\)", ends))

@@ -36,8 +36,8 @@ class ClaimResult:
     text: str = ""
     seeds: int = 0
     """The fewest seeds of a comparison that it rests on; of a failed claim, of those that fail."""
-    rounds: str = ""
-    """How long its runs were trained, such as `30` or `10 to 30`; empty where they went on until convergence."""
+    budget: str = ""
+    """How long its runs were trained: `30 rounds`, `10 to 30 rounds` or `convergence`."""
 
     @property
     def kind(self) -> str:
@@ -47,7 +47,7 @@ class ClaimResult:
     @property
     def says(self) -> str:
         """The verdict as it may be quoted: with the budget of its runs."""
-        at = f" at {self.rounds} rounds" if self.rounds and self.verdict != "undecided" else ""
+        at = f" at {self.budget}" if self.budget and self.verdict != "undecided" else ""
         return self.kind.replace(self.verdict, f"{self.verdict}{at}", 1)
 
 

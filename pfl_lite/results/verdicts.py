@@ -2,8 +2,9 @@
 
 A claim about means is decided by t tests of differences that are paired over clients and seeds (`papers.statistics`): held if
 each of its parts holds, failed if one fails after Holm's correction for having looked at all, at the level of each look that
-is planned (`level_of`); two seeds never decide. A claim about structure (which branch a client uses) is tested once per seed:
-held if it is so in every seed, failed if in none, undecided if the seeds disagree. Missing runs make any claim undecided,
+is planned (`level_of`); two seeds never decide. A claim about structure (do twins mix their branches alike?) is tested once per
+seed: held if it is so in every seed, failed if in none, undecided if the seeds disagree; who shares a branch is tested against
+chance, over all seeds together. Missing runs make any claim undecided,
 unless those that are there refute it; so do runs that did not train. The note names both.
 """
 
@@ -163,6 +164,7 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
         result = replace(result, verdict="undecided")
     every_one = len(claim.needs)
     rounds = span(int(run["rounds"][-1]["round"]) for some in used for run in some)
+    by_rule = any(get_experiment(name, budget).patience for name in there)
     known = sorted({*claim.needs, *members(claim.experiment)})
     own = dict(zip(known, own_names(known), strict=True))
     notes: list[str] = []
@@ -178,7 +180,7 @@ def check(claim: Claim, found: dict[str, dict[str, list[Run]]], budget: str = DE
         id=claim.id,
         experiment=claim.experiment,
         text=claim.text,
-        rounds=rounds if budget == DEFAULT_BUDGET else "",
+        budget="convergence" if by_rule else f"{rounds} rounds" if rounds else "",
         seeds=seeds,
         note="; ".join(filter(None, [result.note, *notes])),
     )
