@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -182,6 +183,50 @@ def test_an_interrupt_here_ends_the_workers() -> None:
     with pytest.raises(KeyboardInterrupt):
         each_client(simulation, interrupted)
     assert multiprocessing.active_children() == []
+
+
+@linux
+def test_an_interrupt_in_the_moment_in_which_a_worker_s_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells it once, and an interrupt that comes then used to end in a ValueError."""
+    simulation, here = forked()
+    usual, sent, over = os.waitpid, [], threading.Event()
+    # a thread that hears signals where this one does not, as the one of a progress bar does
+    threading.Thread(target=over.wait, daemon=True).start()
+
+    def told(process: int, how: int) -> tuple[int, int]:
+        answer = usual(process, how)
+        if answer[0] and not sent:
+            sent.append(answer)
+            os.kill(here, signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(os, "waitpid", told)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            each_client(simulation, lambda server, client, work: ({},))
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+    assert sent and multiprocessing.active_children() == []
+
+
+@linux
+def test_a_worker_has_answers_to_signals_of_its_own() -> None:
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        child = processes.Child(
+            lambda: (
+                signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+                signal.getsignal(signal.SIGHUP) == signal.SIG_DFL,
+                len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            )
+        )
+        answer = child.answer()
+        child.end()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert answer == (True, True, 0)
 
 
 @linux

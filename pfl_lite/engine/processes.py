@@ -8,12 +8,14 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -113,7 +115,7 @@ class Child:
         self.page = f"/proc/self/fd/{self.memory}"
         fork = multiprocessing.get_context("fork")
         self.process = fork.Process(target=self.work, args=(compute,), daemon=True)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), held_back():
             # Python warns of locks that another thread may hold for ever: a child here asks for none
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
@@ -121,7 +123,10 @@ class Child:
     def work(self, compute: Callable[[], Any]) -> None:
         """What the process does."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asked
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) != signal.SIG_IGN:  # as under nohup
+                signal.signal(one, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held())
         try:
             found = compute()
         except Exception as error:
@@ -130,7 +135,9 @@ class Child:
 
     def answer(self) -> Any:
         """What it found; an exception of its own is raised here."""
-        self.process.join()
+        wait([self.process.sentinel])
+        with held_back():  # the system tells once that a process has ended, and an interrupt would lose it
+            self.process.join()
         if self.process.exitcode:
             raise InputError("a worker process was killed, most likely out of memory: use fewer workers")
         found = torch.load(self.page, mmap=True, weights_only=False)
@@ -140,10 +147,39 @@ class Child:
 
     def end(self) -> None:
         """Let nothing of it stay behind."""
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        os.close(self.memory)
+        with held_back():
+            self.process.kill()
+            self.process.join()
+            self.process.close()
+            os.close(self.memory)
+
+
+def held() -> tuple[signal.Signals, ...]:
+    """The signals that `held_back` lets wait, an interrupt last; not every system has them."""
+    return signal.SIGHUP, signal.SIGTERM, signal.SIGINT
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Signals wait for the end of the block, whichever thread hears them.
+
+    A process that is forked in it lets them in once it has answers of its own.
+    """
+    came: list[int] = []
+    answers: dict[signal.Signals, Any] = {}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held())
+    try:
+        if threading.current_thread() is threading.main_thread():  # the one that answers what all others hear
+            for one in held():
+                if signal.getsignal(one) not in (None, signal.SIG_IGN):
+                    answers[one] = signal.signal(one, lambda number, _: came.append(number))
+        yield
+    finally:
+        for one, answer in answers.items():
+            signal.signal(one, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def as_sent(error: Exception) -> Exception:
