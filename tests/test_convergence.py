@@ -14,6 +14,7 @@ from pfl_lite.engine.history import converged_in, has_converged
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
 
+NAN = float("nan")
 STOPS: dict[str, Any] = {"rounds": 60, "patience": 3, "lr": 0.5, "epochs": 1}
 
 
@@ -38,6 +39,9 @@ def entries(*scores: float | None, name: str = "val_personal_accuracy") -> list[
         ((0.1, 0.5, None, None), 2, False),  # nobody has looked
         ((0.1, 0.5, None, 0.4), 2, True),
         ((0.1, 0.5, 0.4, 0.4), 0, False),
+        ((0.1, NAN, 0.4, 0.5), 2, False),  # what is not a number is not the best
+        ((0.1, 0.5, NAN, NAN), 2, True),
+        ((0.1, NAN, NAN, NAN), 2, True),
     ],
 )
 def test_when_a_run_has_converged(scores: tuple[float | None, ...], patience: int, ends: bool) -> None:

@@ -128,6 +128,10 @@ def test_the_metric_takes_the_place_of_accuracy(federation: Federation) -> None:
     assert "tuned_r2" in last and not [name for name in last if "accuracy" in name]
     assert last["factor"] == max((0.0, 1.0), key=lambda f: last["factors"][f"{f:g}"])
     assert done.history.curve("personal_r2")[1][-1] == last["personal_r2"]
+    lost = run("fedavg", federation=federation, **settings(ft_epochs=2, ft_factors="1e200,1")).history.rounds[
+        -1
+    ]
+    assert np.isnan(lost["factors"]["1e+200"]) and lost["factor"] == 1  # what diverged is not the best
     assert set(done.history.frame()["quantity"]) == {"r2", "loss"}
     constant = done.report()["majority"]
     y, test = federation.labels[federation.train[0]].mean(), federation.labels[federation.test[0]]

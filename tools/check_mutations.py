@@ -527,7 +527,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
          "self.test_sizes", "validation answers divided by test images"),
         ("np.isfinite(each) * ~held_out)", "np.isfinite(each))", "who is held out counts on all test images"),
         ("sizes * held_out)", "sizes)", "newcomers' mean is everyone's"),
-        ("key=lambda score: score[1])[0]", "key=lambda score: score)[0]", "the last round counts as the best"),
+        ("key=lambda score: rank(score[1]))[0]", "key=lambda score: score)[0]", "the last round counts as the best"),
         ("scores[-1][0] - best >= patience", "scores[-1][0] - best > patience", "a round more than the rule says"),
         ("for entry in rounds[1:] if entry.get(name)", "for entry in rounds if entry.get(name)", "round 0 counts"),
         ("name = tuned if any", "name = tuned if not any", "fine-tuning does not count"),

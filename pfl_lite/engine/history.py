@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ def converged_in(rounds: Sequence[dict[str, Any]]) -> int | None:
     return next((int(entry["round"]) for entry in rounds if entry.get("converged")), None)
 
 
+def rank(score: float) -> float:
+    """What scores are compared by: one that is not a number, which no comparison would place, is below all others."""
+    return -math.inf if math.isnan(score) else score
+
+
 def has_converged(rounds: Sequence[dict[str, Any]], patience: int, metric: str = "accuracy") -> bool:
     """Whether the mean validation accuracy (or other `metric`) of the scored models has not risen for `patience` rounds up to
     the last entry.
@@ -40,7 +46,7 @@ def has_converged(rounds: Sequence[dict[str, Any]], patience: int, metric: str =
     scores = [(entry["round"], entry[name]) for entry in rounds[1:] if entry.get(name) is not None]
     if not patience or not scores or scores[-1][0] != rounds[-1]["round"]:
         return False
-    best = max(scores, key=lambda score: score[1])[0]  # the first of equal ones
+    best = max(scores, key=lambda score: rank(score[1]))[0]  # the first of equal ones
     return bool(scores[-1][0] - best >= patience)
 
 

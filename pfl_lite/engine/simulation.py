@@ -22,7 +22,7 @@ from pfl_lite.data.federation import Federation
 from pfl_lite.data.task import task_of
 from pfl_lite.engine.checkpoint import NAME_ANOTHER, read_checkpoint, write_checkpoint
 from pfl_lite.engine.evaluate import Scorer
-from pfl_lite.engine.history import DIVERGED, WORSE, History, converged_in, diverged_in, has_converged
+from pfl_lite.engine.history import DIVERGED, WORSE, History, converged_in, diverged_in, has_converged, rank
 from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import Forked, over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
@@ -181,7 +181,7 @@ class Simulation(Rounds):
             scores: dict[str, Any] = {"per_client": dict(entry.get("per_client", {}))}
             self._score(scores, "tuned", models)
             tried[factor] = scores[f"val_tuned_{self.history.metric}"], models, scores
-        best = max(tried, key=lambda factor: tried[factor][0])
+        best = max(tried, key=lambda factor: rank(tried[factor][0]))
         _, self._tuned, scores = tried[best]
         factors = {f"{factor:g}": score for factor, (score, _, _) in tried.items()}
         entry |= scores | {"factor": best, "factors": factors}
