@@ -22,7 +22,7 @@ import pytest
 from pfl_lite.atomic_files import locked
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
-from pfl_lite.papers import EXPERIMENTS, PFEDMB_TABLE1, get_experiment, pflmoe
+from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.papers.experiment import printed
 from pfl_lite.results import audit as care
 from pfl_lite.results import executors, plan
@@ -236,6 +236,16 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
     assert (
         len(runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
     )
+
+
+def test_what_a_budget_leaves_of_a_group_counts_the_candidates_of_every_experiment(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(EXPERIMENTS, "other", replace(get_experiment(tiny), name="other"))
+    monkeypatch.setitem(GROUPS, "both", (tiny, "other"))
+    asked: dict[str, Any] = {"methods": ["fedavg"], "seeds": [0], "device": "cpu", "seconds": 1e-9}
+    one, both = (runner.reproduce(name, ledger=Ledger(tmp_path), **asked).left for name in (tiny, "both"))
+    assert one == 3 and both == 2 * one
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -108,7 +108,7 @@ def reproduce(
             done.written + part.written, done.left + part.left, part.interrupted, done.results + part.results
         )
         if done.interrupted or time.monotonic() >= deadline:
-            later = sum(len(rest.missing()) for rest in plans[number:])
+            later = sum(rest.left() for rest in plans[number:])
             return done._replace(left=done.left + later)
     return done
 
