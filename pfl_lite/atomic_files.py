@@ -157,19 +157,20 @@ def atomic_path(path: Path) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         temporary = Path(name)
         try:
-            yield temporary
-            umask = os.umask(0)
-            os.umask(umask)
-            # mkstemp makes private files; a shared folder wants ordinary ones
-            temporary.chmod(0o666 & ~umask)
-            # the content before the name: a crash of the machine leaves the old file or the new one
-            os.fsync(handle)
+            try:
+                yield temporary
+                umask = os.umask(0)
+                os.umask(umask)
+                # mkstemp makes private files; a shared folder wants ordinary ones
+                temporary.chmod(0o666 & ~umask)
+                # the content before the name: a crash of the machine leaves the old file or the new one
+                os.fsync(handle)
+            finally:
+                os.close(handle)  # Windows renames and deletes no open file
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(handle)
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:

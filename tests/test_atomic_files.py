@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,22 @@ def test_the_content_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(os, name, lambda *a, name=name, usual=usual: (order.append(name), usual(*a))[1])
     write_bytes(tmp_path / "run.json", b"{}")
     assert order == ["fsync", "replace"] and (tmp_path / "run.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_is_closed_before_it_is_renamed_or_deleted(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows does neither with one that is open."""
+    order: list[str] = []
+    for holder, name in ((os, "close"), (os, "replace"), (Path, "unlink")):
+        usual = getattr(holder, name)
+        noted = lambda *a, name=name, usual=usual, **k: (order.append(name), usual(*a, **k))[1]  # noqa: E731
+        monkeypatch.setattr(holder, name, noted)
+    with suppress(ZeroDivisionError), atomic_path(tmp_path / "run.json") as temporary:
+        temporary.write_bytes(b"{}")
+        assert whole or 1 / 0
+    assert order == ["close", "replace" if whole else "unlink"]
 
 
 def test_what_a_killed_process_left_is_swept_once_it_is_old(tmp_path: Path) -> None:
