@@ -248,6 +248,14 @@ def test_what_a_budget_leaves_of_a_group_counts_the_candidates_of_every_experime
     assert one == 3 and both == 2 * one
 
 
+def test_a_system_that_cannot_keep_signals_from_workers_is_told_so(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(signal, "pthread_sigmask")
+    with pytest.raises(InputError, match=r"needs Linux or macOS: .*\(--scheduler\)"):
+        runner.reproduce(tiny, ledger=Ledger(tmp_path), device="cpu")
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_stopped_run_is_said_to_go_on_only_from_a_checkpoint_that_is_there(
     begun: bool,

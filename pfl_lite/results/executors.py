@@ -143,11 +143,18 @@ class ProcessExecutor:
     a round in hand four seconds before it is killed, one that comes while the cluster starts shows a traceback, and its ports
     take code from every account of the machine, while a pipe has two ends. A pool of concurrent.futures fails as a whole when
     one of its processes dies.
+
+    Raises:
+        InputError: this system cannot keep signals from its processes.
     """
 
     patience = 3  # deaths of its worker at one and the same round after which a run is given up
 
     def __init__(self, workers: int) -> None:
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            raise InputError(
+                "training for the ledger needs Linux or macOS: use one of them, or a Dask scheduler (--scheduler)"
+            )
         self.workers, self.stopped = workers, False
         self.heard: deque[tuple[Key, int]] = deque()
         self.own = threading.local()  # the worker of each thread of the pool
