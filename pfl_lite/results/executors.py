@@ -213,7 +213,7 @@ class ProcessExecutor:
 
 
 def tell_cluster(topic: str, key: Key, at: int) -> bool:
-    """On a worker of a cluster: say which round a run has reached; whether it is still waited for."""
+    """On a worker of a cluster: say which round a run has reached; whether it is to stop, as no one waits for it."""
     from distributed import get_worker
 
     worker = get_worker()
