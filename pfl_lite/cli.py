@@ -28,6 +28,7 @@ from pfl_lite.errors import ELSEWHERE, InputError, unknown
 from pfl_lite.schema import check_bounds
 
 LONGEST = 500  # characters of a sentence
+NO_ROOM = re.compile("(allocate|enough|out of) memory")  # as torch says it; an illegal access is no lack
 LISTS_HELP = (
     'lists of your own, `{"clients": [{"train": [0, 5], "val": [2], "test": [1]}, ...]}`, positions among the training '
     "(train, val) and test images; val and test may be left out"
@@ -69,7 +70,9 @@ class PoliteGroup(TyperGroup):
                 if type(error).__name__ == "MissingParameter" and (where := getattr(error, "ctx", None)):
                     sentence = f"{sentence.removesuffix('.')}: see `{where.command_path} --help`"
                 raise ended(2, sentence) from error
-            if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+            if isinstance(error, MemoryError) or (
+                isinstance(error, RuntimeError) and NO_ROOM.search(str(error))
+            ):
                 raise ended(2, f"there is not enough memory for this ({error})") from error
             with tempfile.NamedTemporaryFile("w", prefix="pfl-lite-", suffix=".txt", delete=False) as report:
                 report.write(f"{' '.join(sys.argv)}\n\n{traceback.format_exc()}")

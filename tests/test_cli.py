@@ -309,6 +309,29 @@ def test_a_data_set_is_never_an_output(
     assert said.startswith("pfl-lite: --data and --") and path.read_text() == "images"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes",
+            2,
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", 2),
+        ("CUDA error: an illegal memory access was encountered", 1),
+    ],
+)
+def test_only_a_lack_of_memory_is_called_one(
+    error: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr("pfl_lite.methods.explain", broken)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = call("methods", "fedavg")
+    assert (result.exit_code, "not enough memory" in result.stderr) == (code, code == 2)
+
+
 def test_an_error_of_the_package_is_one_sentence_and_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
