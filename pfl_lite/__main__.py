@@ -9,6 +9,11 @@ import sys
 from types import FrameType
 
 
+def how_ended(number: int) -> str:
+    """What is said of a command that a signal has ended."""
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
 def interrupted(number: int, frame: FrameType | None) -> None:
     """Answer a signal with a KeyboardInterrupt that knows its number; at once where a module is being imported.
 
@@ -16,7 +21,7 @@ def interrupted(number: int, frame: FrameType | None) -> None:
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, b"pfl-lite: interrupted\n")
+            os.write(2, f"pfl-lite: {how_ended(number)}\n".encode())
             os._exit(128 + number)
         frame = frame.f_back
     raise KeyboardInterrupt(number)

@@ -23,6 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pfl_lite import __version__
+from pfl_lite.__main__ import how_ended
 from pfl_lite.__main__ import main as main
 from pfl_lite.errors import ELSEWHERE, InputError, unknown
 from pfl_lite.schema import check_bounds
@@ -87,11 +88,6 @@ def ended(code: int, sentence: str) -> typer.Exit:
     shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
     typer.echo(f"pfl-lite: {shown}", err=True)
     return typer.Exit(code)
-
-
-def how_ended(number: int) -> str:
-    """What is said of a command that a signal has ended."""
-    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
 class PartitionCommand(TyperCommand):

@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from pfl_lite.__main__ import interrupted
 from pfl_lite.cli import app
 from pfl_lite.engine.rounds import Part
 from pfl_lite.engine.simulation import Simulation
@@ -90,6 +93,22 @@ def test_an_interrupt_in_the_middle_of_the_imports_is_one_sentence(library: str,
     assert (
         library != "_typing" or said == "pfl-lite: interrupted\n"
     )  # what earlier calls have kept is not known yet
+
+
+def test_every_signal_in_the_middle_of_an_import_is_called_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    importing: Any = SimpleNamespace(
+        f_code=SimpleNamespace(co_filename="<frozen importlib._bootstrap>"), f_back=None
+    )
+    for number, said in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")):
+        with pytest.raises(SystemExit) as left:
+            interrupted(number, importing)
+        assert (left.value.code, capfd.readouterr().err) == (128 + number, f"pfl-lite: {said}\n")
 
 
 @pytest.mark.parametrize("kept", [True, False])
