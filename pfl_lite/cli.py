@@ -754,13 +754,13 @@ def table(
     from pfl_lite.show import figures
     from pfl_lite.show.text import render, render_table
 
-    there = Ledger(ledger)
+    there, apart = Ledger(ledger), format != "csv"  # an empty line after each, which a program would read
     if experiment in figures.FIGURES:
-        typer.echo(render(figures.figure(experiment, there, budget_name), format, digits=4))
+        typer.echo(render(figures.figure(experiment, there, budget_name), format, digits=4), nl=apart)
         return
     found = {name: tables.table(name, there, budget_name) for name in members(experiment)}
     for frame in [tables.stacked(found)] if format == "csv" else found.values():
-        typer.echo(render_table(frame, format))
+        typer.echo(render_table(frame, format), nl=apart)
     if format == "text" and (others := stand_ins(experiment)):
         typer.echo(f"\nWhat stands in for data or networks has tables of its own: {', '.join(others)}")
 

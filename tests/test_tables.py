@@ -391,6 +391,7 @@ def test_a_group_is_one_csv_that_names_the_experiment_of_every_row(ledger):
         result = call("table", name, "--format", "csv", "--ledger", ledger.folder)
         back = pd.read_csv(io.StringIO(result.stdout))
         assert list(back)[:2] == ["experiment", "Method"] and len(back) == rows
+        assert not result.stdout.endswith("\n\n")  # which other programs take for a row
         assert list(back["experiment"].unique()) == list(members(name))
 
 
