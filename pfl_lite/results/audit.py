@@ -134,7 +134,8 @@ def strangers(runs: Sequence[Run]) -> list[str]:
     known = {one.name for one in every_budget()}
     count = Counter(run["experiment"] for run in runs if run["experiment"] not in known)
     return [
-        f"{name}: {number} runs of an experiment that is not known here" for name, number in count.items()
+        f"{name}: {number} run{'s' * (number != 1)} of an experiment that is not known here"
+        for name, number in count.items()
     ]
 
 
@@ -163,7 +164,8 @@ def gaps(ledger: Ledger) -> list[str]:
         begun = (ledger.folder / one.name).is_dir()
         if (begun or one.budget == DEFAULT_BUDGET) and (left := len((plan := Plan(one, ledger)).missing())):
             if begun:
-                said.append(f"{one.name}: {left} of {len(plan.arms) * len(one.seeds)} results are missing")
+                whole = len(plan.arms) * len(one.seeds)
+                said.append(f"{one.name}: {left} of {whole} results {'is' if left == 1 else 'are'} missing")
             else:
                 none.append(one.name)
     if none:
