@@ -248,6 +248,24 @@ def test_what_a_budget_leaves_of_a_group_counts_the_candidates_of_every_experime
     assert one == 3 and both == 2 * one
 
 
+def test_an_interrupt_while_a_result_is_entered_waits_until_it_is(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = runner.clear
+
+    def interrupted(*task: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        usual(*task)
+
+    monkeypatch.setattr(runner, "clear", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = runner.reproduce(tiny, methods=["local"], seeds=[0], ledger=Ledger(tmp_path), device="cpu")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (len(done.written), done.interrupted) == (1, signal.SIGINT) and not list(tmp_path.rglob("*.pt"))
+
+
 def test_a_system_that_cannot_keep_signals_from_workers_is_told_so(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

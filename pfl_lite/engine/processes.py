@@ -165,6 +165,9 @@ def held_back() -> Iterator[None]:
 
     A process that is forked in it lets them in once it has answers of its own.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     came: list[int] = []
     answers: dict[signal.Signals, Any] = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held())

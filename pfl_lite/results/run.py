@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pfl_lite.atomic_files import locked
 from pfl_lite.data.images import load
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.engine.processes import check_workers
+from pfl_lite.engine.processes import check_workers, held_back
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
 from pfl_lite.papers.experiment import in_grid_order, rank
@@ -207,7 +207,8 @@ def run_tasks(
                         then = "goes on from its checkpoint" if begun else "starts it anew"
                         tqdm.write(f"stopped {task.title}; the next call {then}")
                         continue
-                    written.append(record(plan, task, report))
+                    with held_back():  # or a checkpoint that no one needs any more would stay
+                        written.append(record(plan, task, report))
                     lost = diverged_in(report["rounds"])
                     results += task.candidate is None and None in (lost, task.attempt)
                     how = "done" if None in (lost, task.attempt) else f"diverged in round {lost}:"
