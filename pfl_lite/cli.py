@@ -590,7 +590,10 @@ def compare(
     format: str = typer.Option("text", help="text, markdown or csv"),
     on: str = typer.Option("test", help="test, or val (validation images) to choose settings by"),
     keep: Path | None = typer.Option(
-        None, file_okay=False, help="folder for each run's report and checkpoint; what is there goes on"
+        None,
+        parser=folder_name,
+        metavar="FOLDER",
+        help="for each run's report and checkpoint; what is there goes on",
     ),
     plot: Path | None = file_option(
         "picture of the accuracy over the rounds, before any fine-tuning (.png, .svg, .pdf)"
@@ -802,7 +805,8 @@ app.add_typer(ledger_app, name="ledger")
 
 @ledger_app.command("check")
 def ledger_check(ledger: StoredResults = None) -> None:
-    """Look through every file of the ledger: exit code 1 if one breaks its schema or protocol, if a run is kept twice,
+    """Look through every file of the ledger: exit code 1 if one is damaged, or breaks its schema or protocol,
+    if its numbers contradict each other, if a run is kept twice,
     or if all together are too large to be kept in a repository.
 
     Example: `pfl-lite ledger check`

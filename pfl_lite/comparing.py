@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import product
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,9 +208,8 @@ def _rows(methods: Iterable[str | Method] | Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:
-    numbers = (
-        list(range(seeds)) if isinstance(seeds, int) else list(seeds) if isinstance(seeds, Iterable) else []
-    )
+    which = range(int(seeds)) if isinstance(seeds, Integral) else seeds
+    numbers = list(which) if isinstance(which, Iterable) else []
     if not numbers or isinstance(seeds, str | bool) or len(set(numbers)) < len(numbers):
         raise InputError(
             f"seeds must be a number of 1 or more, or different seeds such as [0, 1, 2], not {seeds!r}"

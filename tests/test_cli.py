@@ -733,6 +733,15 @@ def test_a_terminal_with_a_bar_is_told_of_long_rounds_alone(monkeypatch: pytest.
         assert bool(told) == expected
 
 
+def test_a_folder_without_a_name_is_not_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused("compare", "local", "--model", "linear", "--clients", 3, "--keep", "")
+    assert "'' is no name of a file" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("command", "option", "name"),
     [

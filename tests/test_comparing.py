@@ -78,6 +78,11 @@ def test_a_client_without_test_images_counts_in_no_difference_and_twins_count_as
     assert shown == pytest.approx([lead.value, *lead.interval])
 
 
+def test_a_number_of_seeds_may_come_from_numpy() -> None:
+    shown = compare(["local"], seeds=np.int64(1), **SHORT)
+    assert shown.equals(compare(["local"], seeds=[0], **SHORT))
+
+
 @pytest.mark.parametrize(
     ("methods", "more", "says"),
     [
