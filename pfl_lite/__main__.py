@@ -15,15 +15,17 @@ def how_ended(number: int) -> str:
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
-    """Answer a signal with a KeyboardInterrupt that knows its number; at once where a module is being imported.
+    """Answer a signal with a KeyboardInterrupt that knows its number; at once outside a command or in the middle of an import.
 
-    The import would turn the exception into one of its own. What earlier calls have kept is not known yet.
+    Typer or the import would turn the exception into one of its own. What earlier calls have kept is not known yet.
     """
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, f"pfl-lite: {how_ended(number)}\n".encode())
-            os._exit(128 + number)
+    begun = False
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        begun |= frame.f_code.co_qualname == "PoliteGroup.invoke"  # which answers the exception
         frame = frame.f_back
+    if frame is not None or not begun:
+        os.write(2, f"pfl-lite: {how_ended(number)}\n".encode())
+        os._exit(128 + number)
     raise KeyboardInterrupt(number)
 
 

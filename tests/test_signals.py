@@ -111,6 +111,22 @@ def test_every_signal_in_the_middle_of_an_import_is_called_by_its_name(
         assert (left.value.code, capfd.readouterr().err) == (128 + number, f"pfl-lite: {said}\n")
 
 
+@pytest.mark.parametrize("place", ["main.get_command", "core.TyperGroup.make_context"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_imports_and_the_command_is_one_sentence(
+    number: signal.Signals, place: str
+) -> None:
+    script = f"""
+import signal, typer.core, typer.main
+from pfl_lite.__main__ import main
+typer.{place} = lambda *_, **__: signal.raise_signal({int(number)})
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script, "methods"], capture_output=True, text=True)
+    how = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", f"pfl-lite: {how}\n")
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
 def test_nothing_is_said_to_be_lost_where_a_checkpoint_may_be(
