@@ -382,11 +382,15 @@ def test_a_run_whose_worker_dies_again_and_again_is_given_up_and_the_others_go_o
 
     monkeypatch.setattr(executors, "ThreadPoolExecutor", TooBig)
     ledger = Ledger(tmp_path)
-    with pytest.raises(InputError, match="out of memory: local seed 0; the same command"):
-        runner.reproduce(steady, rounds=1, device="cpu", ledger=ledger)
-    assert sorted(entries(tmp_path)) == [
-        "fedavg-seed0.json", "fedavg-seed1.json", "local-seed1.json", "search-fedavg.json"
-    ]  # fmt: skip
+    monkeypatch.setitem(EXPERIMENTS, "later", replace(get_experiment(steady), name="later"))
+    monkeypatch.setitem(GROUPS, "both", (steady, "later"))
+    runs = "local seed 0 of steady, local seed 0 of later"
+    with pytest.raises(InputError, match=f"out of memory: {runs}; the same command"):
+        runner.reproduce("both", rounds=1, device="cpu", ledger=ledger)
+    for name in (steady, "later"):
+        assert sorted(path.name for path in (tmp_path / name).glob("*.json")) == [
+            "fedavg-seed0.json", "fedavg-seed1.json", "local-seed1.json", "search-fedavg.json"
+        ]  # fmt: skip
 
 
 LONG = """

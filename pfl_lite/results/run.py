@@ -40,6 +40,8 @@ class Swept(NamedTuple):
     """The number of the signal that interrupted it, 0 if none did."""
     results: int = 0
     """How many of the files are results; the others are searches and attempts that diverged."""
+    given_up: tuple[str, ...] = ()
+    """The runs whose workers died again and again."""
 
 
 def reproduce(
@@ -105,11 +107,21 @@ def reproduce(
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
         done = Swept(
-            done.written + part.written, done.left + part.left, part.interrupted, done.results + part.results
+            written=done.written + part.written,
+            left=done.left + part.left,
+            interrupted=part.interrupted,
+            results=done.results + part.results,
+            given_up=done.given_up + part.given_up,
         )
         if done.interrupted or time.monotonic() >= deadline:
             later = sum(rest.left() for rest in plans[number:])
-            return done._replace(left=done.left + later)
+            done = done._replace(left=done.left + later)
+            break
+    if done.given_up and not done.interrupted:
+        raise InputError(
+            f"given up after their workers died again and again, most likely out of memory: {', '.join(done.given_up)}; "
+            "the same command tries them again: use fewer workers on a machine, or give each more memory"
+        )
     return done
 
 
@@ -219,13 +231,8 @@ def run_tasks(
             except KeyboardInterrupt as signaled:
                 tqdm.write("interrupted: workers finish the rounds in hand")
                 interrupted = int(signaled.args[0] if signaled.args else signal.SIGINT)
-    if given_up and not interrupted:
-        titles = ", ".join(task.title for task in given_up.values())
-        raise InputError(
-            f"given up after their workers died again and again, most likely out of memory: {titles}; "
-            "the same command tries them again: use fewer workers on a machine, or give each more memory"
-        )
-    return Swept(written, plan.left(), interrupted, results)
+    titles = tuple(f"{task.title} of {task.experiment}" for task in given_up.values())
+    return Swept(written, plan.left(), interrupted, results, titles)
 
 
 def work(plan: Plan, pending: Sequence[Task]) -> str:
