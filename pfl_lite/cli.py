@@ -484,6 +484,15 @@ def prepare(workers: int, device: str) -> None:
         torch.set_num_threads(1)  # small networks are faster so
 
 
+def tell_idle(device: str, options: dict[str, Any]) -> None:
+    """Say which of the options given change nothing, as no GPU computes."""
+    import torch
+
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        for name in options.keys() & {"tf32", "graphs"}:
+            tell(f"--{'no-' * (not options[name])}{name} changes nothing here: it is for runs on a GPU")
+
+
 # One option for each field of `config.RunConfig`, with its docstring as help: `--participation` is its `participation`.
 @app.command()
 @with_settings()
@@ -543,9 +552,7 @@ def run(
         if save is not None:
             safetensors_for(save)
         simulation = Simulation(config, mapping=over_processes(workers, config))
-    if simulation.config.device != "cuda":
-        for name in options.keys() & {"tf32", "graphs"}:
-            tell(f"--{'no-' * (not options[name])}{name} changes nothing here: it is for runs on a GPU")
+    tell_idle(settings["device"], options)
     for sentence in advice:
         tell(sentence.message)
     kept = "nothing was kept" if checkpoint is None else "the same command goes on from the last round"
@@ -629,6 +636,7 @@ def compare(
     kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
     context.find_root().obj = kept  # what is said should a signal come
     which = numbers[0] if "," not in seeds else numbers
+    tell_idle(settings["device"], options)
     frame = table(rows, which, workers=workers, on=on, keep=keep, **options)
     what = "In percent of validation images" if on == "val" else "In percent"
     curves = frame.attrs.pop("curves")
@@ -704,6 +712,7 @@ def reproduce(
     from pfl_lite.results.ledger import Ledger
     from pfl_lite.results.run import reproduce as train
 
+    tell_idle(device, {"tf32": True} if tf32 else {})
     done = train(
         experiment,
         budget=budget_name,

@@ -688,6 +688,11 @@ def test_options_of_a_gpu_are_told_that_they_change_nothing_without_one() -> Non
         told = call("run", "local", *short, option).stderr
         assert f"pfl-lite: {option} changes nothing here: it is for runs on a GPU" in told
     assert "changes nothing" not in call("run", "local", *short).stderr
+    wrong = ["reproduce", "pfedmb-table1", "--methods", "none", "--device", "cpu"]
+    for asked in (["compare", "local", "--seeds", "1", *short], wrong):
+        told = call(*asked, "--tf32").stderr
+        assert told.startswith("pfl-lite: --tf32 changes nothing here: it is for runs on a GPU\n")
+        assert "changes nothing" not in call(*asked).stderr
 
 
 def test_what_another_call_trains_is_left_to_it(tmp_path: Path) -> None:
