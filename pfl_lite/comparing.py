@@ -18,7 +18,7 @@ import pandas as pd
 from pfl_lite.atomic_files import check_writable, locked, write_json
 from pfl_lite.config import make_config
 from pfl_lite.data.federation import Federation
-from pfl_lite.engine.simulation import prepared, sign_of_life
+from pfl_lite.engine.simulation import Simulation, prepared, sign_of_life
 from pfl_lite.errors import InputError
 from pfl_lite.methods import Method
 from pfl_lite.papers.statement import by_unit, estimate
@@ -75,8 +75,8 @@ def compare(
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
-            in all rows, or a folder `keep` that has files of other runs, or that another call trains into; raised before any run
-            starts.
+            in all rows, no client to pair the rows by, or a folder `keep` that has files of other runs, or that another call
+            trains into; raised before any run starts.
     """
     rows, numbers = _rows(methods), _seeds(seeds)
     if "seed" in settings:
@@ -95,12 +95,20 @@ def _checked(
     rows: list[Row], seeds: list[int], on: str, keep: Path | str | None, shared: dict[str, Any]
 ) -> _Files:
     """The files of each run, none if nothing is kept; raises an InputError for what cannot be, before any run starts."""
+    images = {"test": "test", "val": "validation"}[on]
     with warnings.catch_warnings(action="ignore"):  # the runs themselves give their advice
         for row in rows:
             sim = prepared(row.method, **shared | row.own, seed=seeds[0])
             if not any(getattr(sim.history, f"{on}_sizes")):
-                images = {"test": "test", "val": "validation"}[on]
                 raise InputError(f"no client has {images} images: there is nothing to compare on")
+        if len(rows) > 1:  # clients and newcomers are the same for all rows
+            there = [_there(prepared(row.method, **shared | row.own, seed=seed), on) for seed in seeds]
+            if not _paired(np.array(there), sim.config.as_dict()).any():
+                which = ", ".join(map(str, seeds))
+                raise InputError(
+                    f"no client has {images} images and takes part with each of the seeds {which}: "
+                    "there is nothing to pair the methods by"
+                )
         files = {} if keep is None else _files(keep, rows, seeds)
         for row, seed in product(rows, seeds) if files else ():
             report_file, checkpoint = files[row.name, seed]
@@ -134,8 +142,7 @@ def _trained(
             if kept:
                 write_json(kept[0], report)
             scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
-            held.append(np.array(getattr(sim.history, f"{on}_sizes")) > 0)
-            held[-1][sim.history.unseen] = False  # newcomers are another question
+            held.append(_there(sim, on))
             took, ended = time.perf_counter() - started, at * len(seeds) + len(scores)
             print(
                 f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
@@ -148,14 +155,25 @@ def _trained(
         if first is None:
             first = own
         else:
-            paired = by_unit(np.where(there, 0.0, np.nan), report)
-            lead = estimate(by_unit(own - first, report)[:, np.isfinite(paired).all(0)])
+            lead = estimate(by_unit(own - first, report)[:, _paired(there, report["config"])])
             found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
         table.append(found)
     columns = [metric, "difference", "low", "high"]
     frame = pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
     frame.attrs["curves"] = curves
     return frame
+
+
+def _there(sim: Simulation, on: str) -> np.ndarray:
+    """Which clients have such images and take part: newcomers are another question."""
+    found = np.array(getattr(sim.history, f"{on}_sizes")) > 0
+    found[sim.history.unseen] = False
+    return found
+
+
+def _paired(there: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """Which units (`by_unit`) are there with every seed, from clients that are `there`, [seeds, clients]."""
+    return np.isfinite(by_unit(np.where(there, 0.0, np.nan), {"config": config})).all(0)
 
 
 def _files(keep: Path | str, rows: list[Row], seeds: list[int]) -> _Files:

@@ -104,6 +104,11 @@ def test_a_number_of_seeds_may_come_from_numpy() -> None:
         (["fedavg"], {"workers": 0}, "workers"),
         (["fedavg"], {"on": "train"}, "on must be test or val, not 'train'"),
         (["fedavg"], {"on": "val", "val_fraction": 0}, "no client has validation images"),
+        (
+            ["local", "fedavg"],
+            {"clients": 2, "unseen": 1},
+            "takes part with each of the seeds 0, 1, 2: there is",
+        ),
         (["fedavg"], {"data": "digit"}, "unknown data set 'digit'"),
         (["fedavg"], {"checkpoint": "a.npz"}, "unknown setting of fedavg 'checkpoint'"),
     ],
