@@ -44,9 +44,11 @@ def test_a_sound_ledger_has_no_fault_and_is_left_as_it_is(ledger: Ledger) -> Non
     ledger.write(make_search(0.1, 0.2))
     (ledger.folder / ".checkpoints").mkdir()
     (ledger.folder / ".checkpoints/half.json").write_text("{")
+    (ledger.folder / "toy/fedavg-seed0.json.bak").write_text("{")
     before = sorted(ledger.folder.rglob("*"))
     found = check(ledger)
-    assert found.files == 3 and found.faults == [] and sorted(ledger.folder.rglob("*")) == before
+    assert found.files == 4 and found.faults == [] and sorted(ledger.folder.rglob("*")) == before
+    assert found.notes[0].startswith("toy/fedavg-seed0.json.bak: not read, as its name does not end in .json")
     assert "toy: 2 runs of an experiment that is not known here" in found.notes
 
 

@@ -36,7 +36,8 @@ def check(ledger: Ledger) -> Findings:
     Faults are files that break their schema or were set aside, two files with one run, final accuracies that are not those of the
     last round, results (and attempts that diverged) that were trained otherwise than the protocol says or whose settings no whole
     search chose, and a ledger too large to keep. Such a result still counts in tables until it is moved away. Notes are
-    experiments that are not known, rows that do not share the training that they could share, and cells that are empty.
+    files that are not read, experiments that are not known, rows that do not share the training that they could share, and cells
+    that are empty.
     """
     found = Findings()
     runs: list[tuple[str, Run]] = []
@@ -48,7 +49,10 @@ def check(ledger: Ledger) -> Findings:
         found.files, found.bytes = found.files + 1, found.bytes + path.lstat().st_size
         name = within.as_posix()
         if not name.endswith(ENDS):
-            found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
+            if path.suffix.startswith(".damaged"):
+                found.faults.append(f"{name}: set aside as damaged: mend it, or move it away")
+            else:
+                found.notes.append(f"{name}: not read, as its name does not end in {' or '.join(ENDS)}")
             continue
         entry, problem = ledger.examine(path)
         if problem is not None:
