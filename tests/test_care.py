@@ -291,6 +291,10 @@ def test_results_are_held_to_what_their_search_chose(tmp_path: Path) -> None:
         path.write_text(json.dumps(search | {"candidates": candidates, "chosen": candidates[0]["settings"]}))
         (fault,) = check(ledger).faults
         assert says in fault
+    path.write_text("{")
+    told = call("ledger", "check", "--ledger", tmp_path)
+    (fault,) = [line for line in told.stdout.splitlines() if line.startswith("fault")]
+    assert "search-ifca.json: it is not valid JSON" in fault and not told.stderr
 
 
 def test_rows_that_begin_at_another_training_than_the_row_s_own_are_named(tmp_path: Path) -> None:

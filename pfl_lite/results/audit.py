@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,8 +64,9 @@ def check(ledger: Ledger) -> Findings:
             (runs if entry["kind"] == "run" else attempts).append((name, entry))
     if found.bytes > LARGEST:
         found.faults.append(f"{found.bytes / 1e6:.1f} MB of results: more than {LARGEST / 1e6:.0f} MB")
-    found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs + attempts, ledger)]
-    found.notes += [*strangers([run for _, run in runs]), *unshared(runs), *gaps(ledger)]
+    with warnings.catch_warnings(action="ignore"):  # each damaged file is a fault already
+        found.faults += [*duplicates(runs), *astray(runs), *unchosen(runs + attempts, ledger)]
+        found.notes += [*strangers([run for _, run in runs]), *unshared(runs), *gaps(ledger)]
     return found
 
 
@@ -113,9 +115,10 @@ def unchosen(runs: Sequence[tuple[str, Run]], ledger: Ledger) -> list[str]:
             continue
         plan, used = Plan(experiment, ledger), flat(run["config"])
         free = {key for one in plan.source(arm).grid for key in one} if run["kind"] == "diverged" else set()
-        chosen = plan.chosen(arm, run["seed"])
+        chosen, source = plan.chosen(arm, run["seed"]), plan.source(arm)
         if chosen is None:
-            source = plan.source(arm)
+            if ledger.examine(ledger.path(plan.searching.name, source.key, None))[1]:
+                continue  # the search's own fault
             tried, grid = len(plan.scored(source)), len(plan.grid(source))
             said.append(
                 f"{name}: of the candidates that it was chosen from the ledger holds {tried} of {grid}"
