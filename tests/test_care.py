@@ -264,6 +264,20 @@ def test_a_full_ledger_has_nothing_missing(ledger: Ledger, monkeypatch: pytest.M
     assert "nothing is missing of full" in call("ledger", "missing", "full", "--ledger", ledger.folder).stdout
 
 
+def test_a_search_of_an_earlier_protocol_is_called_a_search(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, about = Ledger(default_folder()), ("pfedmb-table2-random2-50", "ifca")
+    monkeypatch.setitem(EXPERIMENTS, about[0], replace(EXPERIMENTS[about[0]], seeds=(0,)))
+    entries = [home.get(*about, None), *home.read(about[0])]
+    for entry in (one for one in entries if one is not None and one["arm"] == about[1]):
+        for tried in entry.get("candidates", ()):
+            tried["rounds"] -= 1
+        ledger.write(entry)
+    (row,) = [row for row in render_missing(missing(about[0], ledger)).splitlines() if about[1] in row]
+    assert row.split("  ")[0] == "a search again" and "--seeds" not in row
+
+
 def test_what_needs_data_that_were_not_there_comes_last(ledger: Ledger) -> None:
     found = missing("fedmn-table2", ledger)
     absent = [one.unavailable for one in found]

@@ -181,7 +181,9 @@ def gaps(ledger: Ledger) -> list[str]:
 
 
 class Missing(NamedTuple):
-    """A command that would fill a gap: how many results it makes, how long such results took, and what must come before it."""
+    """A command that would fill a gap: how many results it makes, how long such results took, and what must come before it.
+
+    It makes none where a search of an earlier protocol is all that is to be made again."""
 
     command: str
     results: int
@@ -194,7 +196,9 @@ class Missing(NamedTuple):
 
     @property
     def takes(self) -> str:
-        """`2 results, about 812 s each`, or only their number where no result of these rows is there."""
+        """`2 results, about 812 s each`, or only their number where no result of these rows is there; or `a search again`."""
+        if not self.results:
+            return "a search again"
         number = f"{self.results} result{'s' * (self.results != 1)}"
         if self.seconds is None:
             return number
