@@ -681,7 +681,7 @@ def reproduce(
     budget_name: BudgetName = "small",
     methods: str | None = typer.Option(None, help="rows to train, separated by commas [all]"),
     seeds: str | None = typer.Option(
-        None, help="which seeds, separated by commas; 3 is seed 3 [the protocol's]"
+        None, help="which seeds, not how many, separated by commas: 3 is seed 3 alone [the protocol's]"
     ),
     rounds: int | None = typer.Option(
         None,

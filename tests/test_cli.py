@@ -784,6 +784,14 @@ def test_a_claim_is_asked_for_by_its_name_and_a_group_names_its_stand_ins() -> N
     assert "tables of its own" not in call("table", "pfedmb-table1").stdout
 
 
+def test_the_help_says_what_a_single_seed_means() -> None:
+    for command, meaning in (
+        ("compare", "how many (3: seeds 0, 1 and 2), or which, separated by commas (3,: seed 3 alone)"),
+        ("reproduce", "which seeds, not how many, separated by commas: 3 is seed 3 alone"),
+    ):
+        assert meaning in " ".join(re.sub("[│\n]", " ", call(command, "--help").stdout).split())
+
+
 def test_a_help_says_when_a_ledger_is_at_fault() -> None:
     said = " ".join(call("ledger", "check", "--help").stdout.split())
     assert "a run is kept twice, or if all together are too large to be kept in a repository." in said
