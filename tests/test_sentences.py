@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pfl_lite.errors import InputError
+from pfl_lite.papers import SENTENCES
 from pfl_lite.papers import statement as sentences
 from pfl_lite.papers.experiment import paper_tables
-from pfl_lite.papers.statement import PAPERS
+from pfl_lite.papers.statement import PAPERS, SETTING_NAMES
 from pfl_lite.papers.statement import printed_table as printed
 from pfl_lite.results.verdicts import checked
+
+
+def test_every_paper_has_sentences_and_names_for_its_settings() -> None:
+    assert list(PAPERS) == list(SENTENCES) == list(SETTING_NAMES)
 
 
 def test_tables_have_the_papers_shapes() -> None:
