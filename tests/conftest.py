@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch or matplotlib.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -46,6 +47,14 @@ SLOW = {
     *("test_widgets", "test_playgrounds", "test_chapter_setting", "test_cli", "test_fuzzing"),
 }
 """Files whose tests are all marked `slow`; a slow test in another file says so itself."""
+
+
+@pytest.fixture(scope="module")
+def federation() -> Any:
+    """The five clients of `toy`; a file may have a federation of its own."""
+    from toy import five_clients
+
+    return five_clients()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

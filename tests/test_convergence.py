@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import FAST, five_clients, same, train
+from toy import FAST, same, train
 
 from pfl_lite.config import make_config
 from pfl_lite.engine.checkpoint import trains_alike
@@ -16,11 +16,6 @@ from pfl_lite.errors import InputError
 
 NAN = float("nan")
 STOPS: dict[str, Any] = {"rounds": 60, "patience": 3, "lr": 0.5, "epochs": 1}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 def entries(*scores: float | None, name: str = "val_personal_accuracy") -> list[dict[str, Any]]:

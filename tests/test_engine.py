@@ -25,12 +25,6 @@ from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS, FedAvg, FedProx
 from pfl_lite.models import NETWORKS, make_network
 
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
-
 LAYERED = {"pfl_fb", "fedper", "fedrep", "lg_fedavg", "pfedmb", "moon", "pfl_mf", "pfl_mfe"}
 
 

@@ -53,11 +53,6 @@ LAYERED = {
 }  # methods that cut a network in two need one of several layers
 
 
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
-
 def network_for(method: str) -> str:
     """The cheapest network on which a method shows what it does."""
     return "small_cnn" if method in LAYERED else "linear"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from toy import (
     by_hand,
-    five_clients,
     model,
     of_class_a,
     opposed,
@@ -31,11 +30,6 @@ from pfl_lite.methods.base import Round, pack, unpack
 from pfl_lite.methods.clusters import best_model, bipartition, mean_by_cluster, nearer_half
 
 LINEAR = {"model": "linear"}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 def stacked(*models: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from toy import (
     FULL_BATCH,
     TwoLayers,
-    five_clients,
     model,
     of_class_a,
     restart,
@@ -30,11 +29,6 @@ from pfl_lite.methods.base import pack, train_gradient, unpack
 from pfl_lite.models import NETWORKS, NetworkSpec
 
 LINEAR = {"model": "linear"}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 # ---- FedProx --------------------------------------------------------------------------------------------------------

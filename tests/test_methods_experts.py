@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from toy import (
     Dropped,
     by_hand,
-    five_clients,
     model,
     row,
     s,
@@ -54,11 +53,6 @@ SHORT = {
     "weight_decay": 0.01,
 }
 CODE = {"schedule": "sequential", "gate_optimizer": "adam", "gate_decay": 0.0005}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 def expert(models: Params) -> Params:

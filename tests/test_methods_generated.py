@@ -27,11 +27,6 @@ LINEAR = {"model": "linear"}
 PLAIN = {"server_momentum": 0.0, "server_decay": 0.0}
 
 
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
-
 def linear_writer(slopes: dict[str, torch.Tensor], **settings: Any) -> Any:
     """theta = V e + c with one number an embedding, e = (2, -1), c = 0 and the given V, for the two clients."""
     sim = zero_start("pfedhn", depth=0, embedding=1, **(PLAIN | settings))

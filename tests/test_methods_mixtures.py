@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from toy import (
     FAST,
     FULL_BATCH,
-    five_clients,
     model,
     of_class_a,
     restart,
@@ -31,11 +30,6 @@ from pfl_lite.engine.simulation import Simulation
 from pfl_lite.methods.pfedmb import project_onto_simplex
 
 LINEAR = {"model": "linear"}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 # ---- pFedMB ---------------------------------------------------------------------------------------------------------

@@ -49,11 +49,6 @@ WIDE_RUN: dict[str, Any] = {"model": "small_cnn", "epochs": 1}
 EVERYTHING = {"participation": 0.6, "momentum": 0.5, "weight_decay": 0.01}
 
 
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
-
 def small(federation: Any, **settings: Any) -> Simulation:
     return train("fedmn", federation, **(SMALL | settings))
 

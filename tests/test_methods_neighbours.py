@@ -11,7 +11,6 @@ import torch
 from toy import (
     LoopWork,
     by_hand,
-    five_clients,
     model,
     of_class_a,
     row,
@@ -28,11 +27,6 @@ from pfl_lite.methods import make_method
 from pfl_lite.methods.base import Round, pack, unpack
 
 LINEAR = {"model": "linear", "epochs": 1}
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 # ---- FedFomo --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from toy import (
     TwoLayers,
     by_hand,
-    five_clients,
     of_class_a,
     restart,
     row,
@@ -26,12 +25,6 @@ from toy import (
 from pfl_lite.errors import InputError
 from pfl_lite.methods.split import layers_from
 from pfl_lite.models import NETWORKS, NetworkSpec, make_network, register
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
 
 # ---- PFL-FT and PFL-FB: one model, tuned ----------------------------------------------------------------------------
 

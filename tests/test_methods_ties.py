@@ -30,11 +30,6 @@ LINEAR = {"model": "linear"}
 
 
 @pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
-
-
-@pytest.fixture(scope="module")
 def fedavg(federation: Any) -> Any:
     return train("fedavg", federation, **LINEAR)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toy import FAST, five_clients, row, same, train, work_of
+from toy import FAST, row, same, train, work_of
 
 from pfl_lite.config import make_config
 from pfl_lite.engine.local_training import epoch_orders
@@ -53,11 +53,6 @@ class Dropped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.features(x))
-
-
-@pytest.fixture(scope="module")
-def federation() -> Any:
-    return five_clients()
 
 
 @pytest.fixture(autouse=True)
