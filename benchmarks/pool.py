@@ -48,10 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     experiment, rounds = get_experiment(given.experiment), {}
     for name, key in ROWS.items():
-        arm, shared = (
-            experiment.arm(key),
-            experiment.settings(0, 1000) | {"lr": 0.01, "eval_every": 1000},
-        )
+        arm, shared = (experiment.arm(key), experiment.settings(0, 1000) | {"lr": 0.01, "eval_every": 1000})
         own = arm.settings | ({"pretrain": 1} if arm.method == "fedmn" else {})
         sim = Simulation(make_config(arm.method, **(shared | own)))
         sim.step()  # of pre-training

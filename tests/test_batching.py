@@ -374,9 +374,6 @@ def test_a_checkpoint_goes_on_in_other_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_counted_floats_are_where_the_uploads_are(method: str) -> None:
     """On a GPU every answer of a client must be there: `meta` stands for a device that is not the processor."""
-    sent = {
-        "w": torch.zeros(3, device="meta"),
-        "places": torch.zeros(2, dtype=torch.int64, device="meta"),
-    }
+    sent = {"w": torch.zeros(3, device="meta"), "places": torch.zeros(2, dtype=torch.int64, device="meta")}
     counted = floats_sent(METHODS[method](), sent, {"w": sent["w"]}, "meta")
     assert counted.device.type == "meta" and counted.shape == (2,)

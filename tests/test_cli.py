@@ -653,10 +653,7 @@ def test_a_setting_given_as_an_option_is_answered_with_how_it_is_given() -> None
     said = refused("run", "fedavg", "--lam", "3")
     assert said == "pfl-lite: lam is a setting of pfedme, fedamp, ditto, not of fedavg\n"
     assert "No such option: --roundz" in refused("run", "pfedme", "--roundz", "3")
-    for wrong in (
-        ("run", "fedavg", "--batch_size", "8"),
-        ("reproduce", "pfedmb-table1", "--lam", "1"),
-    ):
+    for wrong in (("run", "fedavg", "--batch_size", "8"), ("reproduce", "pfedmb-table1", "--lam", "1")):
         assert "No such option: " in refused(*wrong)
     for command in ("run", "compare"):
         said = refused(command, "fedavg", "--learning-rate", "0.1")

@@ -14,19 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toy import (
-    Dropped,
-    by_hand,
-    model,
-    row,
-    s,
-    same,
-    tiny_clients,
-    train,
-    untrained,
-    work_of,
-    zero_start,
-)
+from toy import Dropped, by_hand, model, row, s, same, tiny_clients, train, untrained, work_of, zero_start
 
 from pfl_lite.data.federation import make_federation
 from pfl_lite.engine.augment import crop_flip, random_crops

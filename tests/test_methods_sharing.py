@@ -8,19 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import (
-    TwoLayers,
-    by_hand,
-    of_class_a,
-    restart,
-    row,
-    s,
-    same,
-    train,
-    work_of,
-    worked,
-    zero_start,
-)
+from toy import TwoLayers, by_hand, of_class_a, restart, row, s, same, train, work_of, worked, zero_start
 
 from pfl_lite.errors import InputError
 from pfl_lite.methods.split import layers_from

@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 from pfl_lite.data import partition as parts
 from pfl_lite.data import recipes
 from pfl_lite.data.images import datasets, load
-from pfl_lite.data.partition import (
-    ClientIndices,
-    class_counts,
-    heterogeneity,
-    partition_labels,
-)
+from pfl_lite.data.partition import ClientIndices, class_counts, heterogeneity, partition_labels
 from pfl_lite.data.recipes import _top_up, apportion, parse
 from pfl_lite.errors import InputError
 from pfl_lite.seeds import generator

@@ -34,15 +34,7 @@ def searching(experiment: Experiment) -> Experiment:
 @pytest.mark.parametrize("one", PAPERS, ids=lambda one: one.name)
 def test_budgets_differ_in_what_is_spent_and_in_nothing_else(one: Experiment) -> None:
     paper = one.at("paper")
-    for name in (
-        "data",
-        "partition",
-        "clients",
-        "model",
-        "epochs",
-        "participation",
-        "measures",
-    ):
+    for name in ("data", "partition", "clients", "model", "epochs", "participation", "measures"):
         assert getattr(paper, name) == getattr(one, name)
     for each in (one, paper):  # smaller ones than FedMN's 128 are a deviation
         said = any(f"Mini-batches of {each.batch_size} images" in words for words in each.deviations)

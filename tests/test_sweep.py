@@ -227,12 +227,7 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
     ledger = Ledger(tmp_path)
     assert runner.reproduce(
         tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], seconds=1e-9
-    ) == (
-        [],
-        3,
-        False,
-        0,
-    )
+    ) == ([], 3, False, 0)
     assert (
         len(runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
     )

@@ -183,10 +183,7 @@ def main() -> int:
             for worker in active_children():
                 worker.kill()
             then = "is taken over by" if copies else "runs again at"
-            print(
-                f"interrupted: what is named above with ok has run, and {then} the next call",
-                flush=True,
-            )
+            print(f"interrupted: what is named above with ok has run, and {then} the next call", flush=True)
             return 130
     note.parent.mkdir(exist_ok=True)
     note.write_text(json.dumps(took, indent=1), encoding="utf-8")

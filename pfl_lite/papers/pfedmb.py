@@ -13,15 +13,7 @@ from scipy.spatial.distance import pdist
 from scipy.special import entr
 
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.papers.experiment import (
-    DEFAULT_BUDGET,
-    NEXT,
-    Arm,
-    Experiment,
-    Settings,
-    crossed,
-    printed,
-)
+from pfl_lite.papers.experiment import DEFAULT_BUDGET, NEXT, Arm, Experiment, Settings, crossed, printed
 from pfl_lite.papers.statement import (
     ClaimResult,
     NotTestable,

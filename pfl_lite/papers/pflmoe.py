@@ -10,16 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pfl_lite.papers.experiment import Arm, Experiment, Settings, printed
-from pfl_lite.papers.statement import (
-    Link,
-    Sentence,
-    ahead,
-    count,
-    difference,
-    linked,
-    misfits,
-    printed_table,
-)
+from pfl_lite.papers.statement import Link, Sentence, ahead, count, difference, linked, misfits, printed_table
 
 MOE_TUNING = {"ft_epochs": 50, "ft_momentum": 0.9, "ft_weight_decay": 0.0005, "ft_batch_size": 64}
 MOE_CODE = {"schedule": "sequential", "gate_optimizer": "adam", "gate_decay": 0.0005}
