@@ -55,6 +55,11 @@ def arrays(n: int = 20, test: int = 10, classes: int = 10) -> dict[str, np.ndarr
     }
 
 
+def same_images(a: Images, b: Images) -> bool:
+    parts = [f"{split}_{part}" for split in ("train", "test") for part in ("images", "labels", "writers")]
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in parts)
+
+
 # --- embedded data sets ---
 
 
@@ -89,15 +94,7 @@ def test_glyphs_are_drawn_once(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(glyphs, "draw", lambda: pytest.fail("drawn a second time"))
     cached = load("glyphs")
     assert [path.name for path in folder.iterdir()] == ["glyphs.npz"]
-    for name in (
-        "train_images",
-        "train_labels",
-        "train_writers",
-        "test_images",
-        "test_labels",
-        "test_writers",
-    ):
-        assert np.array_equal(getattr(cached, name), getattr(drawn, name))
+    assert same_images(cached, drawn)
 
 
 def test_glyphs10_are_the_figures_of_the_glyphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,15 +323,7 @@ def test_femnist_is_converted_from_cut_files(folder: Path) -> None:
     shutil.rmtree(folder / "femnist")
     again = load("femnist")  # from the .npz alone, ever after
     assert [path.name for path in folder.iterdir()] == ["femnist.npz"]
-    for key in (
-        "train_images",
-        "train_labels",
-        "train_writers",
-        "test_images",
-        "test_labels",
-        "test_writers",
-    ):
-        assert np.array_equal(getattr(again, key), getattr(loaded, key))
+    assert same_images(again, loaded)
     clients = partition(loaded, "writers:1", 2, seed=0)
     assert all(len(set(loaded.train_writers[[*client.train, *client.val]])) == 1 for client in clients)
 

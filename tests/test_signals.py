@@ -58,13 +58,19 @@ def ended(
     (os.killpg if group else os.kill)(asked.pid, number)
     said = asked.communicate(timeout=240)[0]
     assert "Traceback" not in said and "leaked" not in said, said
-    for _ in range(200):  # nothing of it is left
+    nothing_left(asked)
+    return asked.returncode, said
+
+
+def nothing_left(ended: subprocess.Popen[Any]) -> None:
+    """Wait until no process of an ended one's group is left; fail if one stays."""
+    for _ in range(200):
         try:
-            os.killpg(asked.pid, 0)
+            os.killpg(ended.pid, 0)
         except ProcessLookupError:
-            return asked.returncode, said
+            return
         time.sleep(0.1)
-    os.killpg(asked.pid, signal.SIGKILL)
+    os.killpg(ended.pid, signal.SIGKILL)
     pytest.fail("a process was left behind")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import re
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from pfl_lite.results import run as runner
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import table
 from pfl_lite.show import chapter_tables as pages
+from tests.test_signals import nothing_left
 
 ROUNDS = 30  # of a result of `enter_steady`
 
@@ -418,14 +418,7 @@ def test_a_killed_sweep_leaves_no_process(tmp_path: Path, last_word: signal.Sign
     assert list(tmp_path.rglob("*.pt"))  # its worker is in the middle
     sweeping.send_signal(last_word)
     sweeping.wait()
-    for _ in range(200):
-        try:
-            os.killpg(sweeping.pid, 0)  # is anybody left in its group?
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    os.killpg(sweeping.pid, signal.SIGKILL)
-    pytest.fail("a worker outlived its sweep")
+    nothing_left(sweeping)
 
 
 def test_two_calls_for_one_experiment_and_ledger_are_refused(

@@ -25,6 +25,7 @@ from pfl_lite.engine.simulation import Simulation, run
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.models import Params
+from tests.test_signals import nothing_left
 
 SMALL = {
     "data": "digits:0.2", "partition": "dirichlet:0.4", "clients": 5, "rounds": 2, "model": "mlp",
@@ -374,14 +375,7 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, last_word: signal.Signal
     assert run.stdout is not None and run.stdout.readline() == b"forked\n"
     run.send_signal(last_word)
     run.wait()
-    for _ in range(200):
-        try:
-            os.killpg(run.pid, 0)  # is anybody left in its group?
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    os.killpg(run.pid, signal.SIGKILL)
-    pytest.fail("a worker outlived its run")
+    nothing_left(run)
 
 
 @linux
