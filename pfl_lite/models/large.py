@@ -45,9 +45,6 @@ class VGG16(Parts):
         a = F.relu(self.fc1(self.dropout1(a)))
         return F.relu(self.fc2(self.dropout2(a)))
 
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc3(self.hidden(a))
-
 
 class FemnistCNN(Parts):
     """Two 5 x 5 convolutions (32, 64 filters) and a hidden layer of 2048 for 28 x 28 images, as FedEM and FedMN use it.
@@ -71,9 +68,6 @@ class FemnistCNN(Parts):
     def hidden(self, a: Tensor) -> Tensor:
         return F.relu(self.fc1(a))  # [b, 2048]
 
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc2(self.hidden(a))
-
 
 class MobileNetV2(Parts):
     """torchvision's MobileNet-V2: inverted residual blocks with batch norm, dropout 0.2, and one layer 1280 -> classes.
@@ -96,9 +90,6 @@ class MobileNetV2(Parts):
 
     def hidden(self, a: Tensor) -> Tensor:
         return self.dropout(a)
-
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc(self.hidden(a))
 
 
 class PretrainedMobileNetV2(MobileNetV2):
@@ -141,6 +132,3 @@ class DeepMLP(Parts):
         for layer in list(self.children())[:-1]:
             a = F.relu(layer(a))
         return a
-
-    def classify(self, a: Tensor) -> Tensor:
-        return list(self.children())[-1](self.hidden(a))

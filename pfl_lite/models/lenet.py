@@ -31,6 +31,3 @@ class LeNet(Parts):
 
     def hidden(self, a: Tensor) -> Tensor:
         return F.relu(self.fc2(F.relu(self.fc1(a))))  # [b, 84]
-
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc3(self.hidden(a))

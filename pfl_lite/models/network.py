@@ -51,8 +51,8 @@ class Parts(nn.Module):
         return a
 
     def classify(self, a: Tensor) -> Tensor:
-        """Logits [b, K] from what `extract` gives."""
-        raise NotImplementedError
+        """Logits [b, K] from what `extract` gives: by the layer that was made last, of what `hidden` gives."""
+        return list(self.children())[-1](self.hidden(a))
 
     def features(self, x: Tensor) -> Tensor:
         """What the last layer reads [b, h], of images x [b, C, H, W]."""

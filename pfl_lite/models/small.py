@@ -15,9 +15,6 @@ class Linear(Parts):
         super().__init__()
         self.fc = nn.Linear(channels * size * size, classes)
 
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc(a)
-
 
 class MLP(Parts):
     """One hidden layer of 64 on the flattened pixels: the fastest network that has a body and a head."""
@@ -29,9 +26,6 @@ class MLP(Parts):
 
     def hidden(self, a: Tensor) -> Tensor:
         return F.relu(self.fc1(a))  # [b, 64] of pixels [b, d]
-
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc2(self.hidden(a))
 
 
 class SmallCNN(Parts):
@@ -51,6 +45,3 @@ class SmallCNN(Parts):
 
     def hidden(self, a: Tensor) -> Tensor:
         return F.relu(self.fc1(a))  # [b, 32]
-
-    def classify(self, a: Tensor) -> Tensor:
-        return self.fc2(self.hidden(a))
