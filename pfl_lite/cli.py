@@ -656,11 +656,11 @@ def compare(
         write_figure(plot, plot_curves(pd.DataFrame(curves), ylabel=told, colors=colors))
 
 
-def tell(message: object, *_: object, prefix: str = "pfl-lite: ", **__: object) -> None:
+def tell(message: object, *_: object, **__: object) -> None:
     """Say a warning's sentence, without the line of code that it came from, above the bar if there is one."""
     from tqdm import tqdm
 
-    tqdm.write(f"{prefix}{message}", file=sys.stderr)
+    tqdm.write(f"pfl-lite: {message}", file=sys.stderr)
 
 
 def parse_budget(text: str) -> float:
