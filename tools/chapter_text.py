@@ -20,7 +20,7 @@ KINDS = ("recall", "derive", "code", "explore")
 KIND = re.compile(rf"\(?({'|'.join(KINDS)})\b", re.IGNORECASE)
 FOLDED = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # tags of code that a page does not show
 LAB = "lab-"  # the page lab-NAME is the laboratory of the unit NAME
-ALONE = {"a-table-of-numbers"}  # laboratories that belong to no unit
+ALONE = {"a-table-of-numbers", "small-parts-of-a-large-model"}  # laboratories that belong to no unit
 BESIDE = {"Playgrounds", "Laboratory", "Reference"}  # parts of the contents that are not the course
 
 
