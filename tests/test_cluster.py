@@ -147,14 +147,14 @@ def test_an_interrupt_and_a_budget_leave_the_cluster_at_once_and_the_next_call_g
     here, usual = threading.get_ident(), signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     when(lambda: list(tmp_path.rglob("*.pt")), lambda: signal.pthread_kill(here, signal.SIGINT))
-    assert runner.reproduce(steady, ledger=ledger, **asked) == ([], 1, signal.SIGINT, 0)
+    assert runner.reproduce(steady, ledger=ledger, **asked) == ([], 1, signal.SIGINT, 0, ())
     signal.signal(signal.SIGINT, usual)
     time.sleep(0.5)
     (kept,) = tmp_path.rglob("*.pt")
     before = kept.stat().st_mtime_ns
     time.sleep(0.5)
     assert kept.stat().st_mtime_ns == before  # the worker has stopped
-    assert runner.reproduce(steady, ledger=ledger, seconds=1e-9, **asked) == ([], 1, 0, 0)
+    assert runner.reproduce(steady, ledger=ledger, seconds=1e-9, **asked) == ([], 1, 0, 0, ())
     assert len(runner.reproduce(steady, ledger=ledger, **asked).written) == 1
     assert "go on with local seed 0" in capsys.readouterr().out
 

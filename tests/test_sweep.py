@@ -203,7 +203,7 @@ def test_an_experiment_runs_skips_what_is_there_and_becomes_a_table(tiny: str, t
         and run["config"]["method"]["alpha_lr"] == best["alpha_lr"]
     )
     assert run["rounds"][1]["tuned_accuracy"] is not None and set(run["watch"]["alpha"]) == {"0", "1", "2"}
-    assert runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, 0, 0)
+    assert runner.reproduce(tiny, ledger=ledger, device="cpu", seeds=[0]) == ([], 0, 0, 0, ())
     assert [path.name for path in tmp_path.iterdir()] == [tiny]  # no folder of checkpoints
     frame = table(tiny, ledger)
     assert len(frame) == 4 and frame["Reason"].str.contains("1 of 2 seeds").all()
@@ -227,7 +227,7 @@ def test_a_budget_stops_cleanly_and_the_next_call_finishes(tiny: str, tmp_path: 
     ledger = Ledger(tmp_path)
     assert runner.reproduce(
         tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0], seconds=1e-9
-    ) == ([], 3, False, 0)
+    ) == ([], 3, False, 0, ())
     assert (
         len(runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu", seeds=[0]).written) == 3
     )
@@ -516,7 +516,7 @@ def test_the_paper_s_budget_has_a_folder_and_an_arm_rounds_of_its_own(
     assert found == {"local": 4, "fedavg": 3} and not ledger.read(tiny)
     (search, _) = ledger.searches(f"{tiny}-paper")
     assert search["candidates"][0]["rounds"] == 2
-    assert runner.reproduce(tiny, ledger=ledger, device="cpu", budget="paper") == ([], 0, 0, 0)
+    assert runner.reproduce(tiny, ledger=ledger, device="cpu", budget="paper") == ([], 0, 0, 0, ())
     written = runner.reproduce(tiny, ledger=ledger, device="cpu", rounds=1, methods=["local"]).written
     assert json.loads(written[-1].read_text())["config"]["rounds"] == 1  # what is asked for counts
 
@@ -561,7 +561,7 @@ def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
     assert failed["kind"] == "diverged" and not failed["complete"] and len(failed["rounds"]) == 3  # 0, 1, 2
     assert [one["config"]["lr"] for one in (failed, result, other)] == [first, then, first]
     assert [run["seed"] for run in ledger.read(tiny)] == [0, 1] and ledger.diverged(tiny) == [failed]
-    assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, 0, 0)
+    assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, 0, 0, ())
     assert care.check(ledger).faults == []
     (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
     assert f"seed 0 diverged in round 2 with lr {first:g} and was run again with lr {then:g}" in row["Reason"]
@@ -778,7 +778,7 @@ def test_a_result_with_no_other_candidate_is_entered_as_it_ended(
             row["Status"] == "diverged"
             and pages.grid(tiny, ledger=ledger).data.loc["FedAvg", (tiny, "ours")] == "diverged"
         )
-        assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, 0, 0)
+        assert runner.reproduce(tiny, methods=["fedavg"], ledger=ledger, device="cpu") == ([], 0, 0, 0, ())
 
 
 def test_a_row_that_takes_over_a_training_says_that_it_diverged(

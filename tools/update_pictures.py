@@ -64,7 +64,7 @@ names below. We have run only FedBN. Each gives one more answer to the question 
 - **FedProto** {{cite}}`tan2022fedproto`: the mean features of each class travel, and no weights. So clients may have
   different networks.
 - **FedSA-LoRA** {{cite}}`guo2025fedsa`: a large pretrained model stays frozen. Clients train two small matrices beside a layer,
-  and only one of the two travels.
+  and only one of the two travels. An exercise of [Small parts of a large model](lab-small-parts-of-a-large-model) runs it.
 """
 
 
