@@ -102,7 +102,8 @@ def _checked(
             if not any(getattr(sim.history, f"{on}_sizes")):
                 raise InputError(f"no client has {images} images: there is nothing to compare on")
         if len(rows) > 1:  # clients and newcomers are the same for all rows
-            there = [_there(prepared(row.method, **shared | row.own, seed=seed), on) for seed in seeds]
+            there = [_there(sim, on)]
+            there += [_there(prepared(row.method, **shared | row.own, seed=seed), on) for seed in seeds[1:]]
             if not _paired(np.array(there), sim.config.as_dict()).any():
                 which = ", ".join(map(str, seeds))
                 raise InputError(
