@@ -587,6 +587,36 @@ def test_a_federation_trains_in_the_page(driver: webdriver.Chrome, go: Callable[
     assert "round 0" in table.text and "thousand" not in table.text
 
 
+def test_an_image_is_drawn_and_hidden_by_keyboard(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
+    go("what-the-server-sees")
+    widget = driver.find_element(By.CSS_SELECTOR, ".pfl-play")
+    sheet = widget.find_element(By.CSS_SELECTOR, ".sheet")
+    pictures = "return [...arguments[0].querySelectorAll('canvas')].map((one) => one.toDataURL())"
+
+    def likeness() -> float:
+        return float(widget.find_element(By.CSS_SELECTOR, "dd").text)
+
+    mine, *seen = driver.execute_script(pictures, widget)
+    assert likeness() == 1 and set(seen) == {mine}, "one image comes back from each row"
+    sheet.send_keys(Keys.ARROW_RIGHT, Keys.SPACE, Keys.ARROW_UP, Keys.SPACE)
+    drawn, *seen = driver.execute_script(pictures, widget)
+    assert drawn != mine and set(seen) == {drawn}
+    widget.find_element(By.CSS_SELECTOR, "[name=next]").send_keys(Keys.ENTER)
+    assert driver.execute_script(pictures, widget)[0] != drawn
+    for slider in widget.find_elements(By.CSS_SELECTOR, "input[type=range]"):
+        before = shown_in(widget)
+        slider.send_keys(Keys.END)
+        assert shown_in(widget) != before, slider.get_attribute("name")
+    assert likeness() < 0.9
+    price = widget.find_elements(By.CSS_SELECTOR, "dd")[2].text
+    driver.execute_script(
+        "arguments[0].click()", widget.find_element(By.CSS_SELECTOR, "[name=offices][value='500']")
+    )
+    assert widget.find_elements(By.CSS_SELECTOR, "dd")[2].text != price
+    widget.find_element(By.CSS_SELECTOR, "[name=clear]").send_keys(Keys.ENTER)
+    assert len(set(driver.execute_script(pictures, widget)[:1])) == 1
+
+
 def test_a_guess_is_answered_with_a_reason(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
     go("which-difference")
     widget = driver.find_element(By.CSS_SELECTOR, ".pfl-play")

@@ -41,11 +41,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def javascript(expression: str, **values: Any) -> Any:
-    """The value of an expression over `P` and `O`, the functions of the pages, and `v`, the given values."""
+    """The value of an expression over `P`, `O` and `U`, the functions of the pages, and `v`, the given values."""
     given = f"const v = {json.dumps(values)};"
     if NODE:
         source = f"{given} const P = require({json.dumps(str(STATIC / 'play_core.js'))});"
         source += f"const O = require({json.dumps(str(STATIC / 'play_offices.js'))});"
+        source += f"const U = require({json.dumps(str(STATIC / 'play_upload.js'))});"
         source += f"process.stdout.write(JSON.stringify({expression}));"
         done = subprocess.run([NODE, "-"], input=source, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
@@ -407,3 +408,83 @@ def test_the_bets_ended_as_the_page_says() -> None:
     assert feature["pfl_ft"].mean() < feature["local"].mean()
     assert [round(quantity["local"][i]) for i in (0, 7)] == [94, 16] and quantity["fedavg"].min() > 91.5
     assert round(quantity["fedavg"][7] - quantity["pfl_ft"][7]) == 26
+
+
+UPLOADS = """(() => {
+  const pool = O.unpack(v.pool), w = U.untrained(2);
+  const mail = [U.image(pool, v.number), ...U.others(pool, v.amount, 4)];
+  const sent = U.upload(w, mail, v.steps), z = U.normals(3), noise = U.noisy(sent.map(() => 0), 2, z);
+  return { mail: mail.map(({ x, y }) => ({ x: [...x], y })), w: [...w], sent: [...sent], noise: [...noise],
+    rows: Array.from({ length: 10 }, (_, c) => [...U.rebuilt(sent, c)]), told: U.told(sent),
+    misplaced: U.misplaced(U.told(sent), mail), likeness: U.likeness(sent.subarray(0, 64), mail[0].x),
+    trained: [...U.common(mail, { offices: 4, sigma: 0, seed: 2, rounds: 3, lr: 0.2 })],
+    noisy: [...U.common(mail, { offices: 4, sigma: 2, seed: 3, rounds: 1, lr: 1 })],
+    start: [...U.untrained(3)], right: U.accuracy(w, mail) };
+})()"""
+
+
+@pytest.mark.parametrize(("amount", "steps"), [(0, 1), (5, 1), (5, 4)])
+def test_an_upload_is_the_references_gradient(amount: int, steps: int) -> None:
+    page = javascript(UPLOADS, pool=digits(), number=13, amount=amount, steps=steps)
+    x, y = np.array([one["x"] for one in page["mail"]]), np.array([one["y"] for one in page["mail"]])
+    data, start = (
+        Learner(Client(join(x, np.ones(len(x))), y), {"classes": np.zeros((10, 65))}),
+        np.array(page["w"]),
+    )
+    assert len(y) == amount + 1 == len({tuple(one) for one in x}) and y[0] == 3
+    sent = np.array(page["sent"])
+    end = SGD(0.3).descend(start, data.gradient, steps)
+    assert np.allclose(sent, (start - end) / (0.3 * steps), rtol=0, atol=TIGHT)
+    rows = sent.reshape(10, 65)
+    assert np.allclose(page["rows"], rows[:, :64] / rows[:, 64:], rtol=1e-9)
+    if amount == 0:  # eq-up-image: each row is the image, whatever the number of steps
+        assert np.allclose(page["rows"], np.tile(x, (10, 1)), atol=1e-8)
+    told = np.clip(0.1 - rows[:, 64], 0, None)
+    told /= told.sum()
+    true = np.bincount(y, minlength=10) / len(y)
+    assert np.allclose(page["told"], told, atol=TIGHT)
+    assert page["misplaced"] == pytest.approx(np.abs(told - true).sum() / 2)
+    assert page["likeness"] == pytest.approx(np.corrcoef(sent[:64], x[0])[0, 1])
+    assert page["right"] == pytest.approx(accuracy(start, data))
+    trained = SGD(0.2).descend(start, data.gradient, 3)
+    assert np.allclose(page["trained"], trained, rtol=0, atol=TIGHT), (
+        "the mean of equal offices is one gradient"
+    )
+    begun = np.array(page["start"])  # noise 2 of four offices is noise 1 on their mean
+    assert np.allclose(
+        begun - data.gradient(begun) - page["noisy"], np.array(page["noise"]) / 2, rtol=0, atol=TIGHT
+    )
+    assert abs(np.std(page["noise"]) / 2 - 1) < 0.1 and np.abs(start).max() < 1 / 8
+
+
+SEEN = """(() => {
+  const pool = O.unpack(v.pool), images = pool.labels.map((_, n) => U.image(pool, n));
+  const mean = (some) => some.reduce((a, b) => a + b, 0) / some.length;
+  const seen = ([batch, steps, sigma, watched]) => images.slice(0, 100).map((mine, n) => {
+    const mail = [mine, ...U.others(pool, batch - 1, n)];
+    const sent = U.noisy(U.upload(U.untrained(n), mail, steps), sigma / Math.sqrt(watched), U.normals(n + 1));
+    return [U.likeness(U.rebuilt(sent, mine.y), mine.x), 100 * U.misplaced(U.told(sent), mail)];
+  });
+  const price = ([sigma, offices]) => mean([0, 1, 2].map((seed) =>
+    100 * U.accuracy(U.common(images.slice(0, 500), { offices, sigma, seed }), images.slice(500))));
+  return { seen: v.looks.map((look) => [0, 1].map((k) => mean(seen(look).map((one) => one[k])))), price: v.priced.map(price) };
+})()"""
+
+
+@pytest.mark.slow
+def test_the_server_saw_what_the_page_says() -> None:
+    page = (ROOT / "book/what-the-server-sees.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"[\d.]+", row) for row in page.splitlines() if re.match(r"\| [\d.]+ \|", row)]
+    crowds, noises = [row for row in rows if len(row) == 7], [row for row in rows if len(row) == 6]
+    assert len(crowds) == 6 and len(noises) == 5
+    looks = [(int(row[0]), steps, 0, 1) for row in crowds for steps in (1, 5, 20)]
+    looks += [(1, 1, float(row[0]), watched) for row in noises for watched in (1, 25)]
+    priced = [(float(row[0]), offices) for row in noises for offices in (5, 50, 500)]
+    found = javascript(SEEN, pool=digits(), looks=looks, priced=priced)
+    told = [(float(row[at]), float(row[at + 1])) for row in crowds for at in (1, 3, 5)]
+    assert np.allclose(found["seen"][:18], told, rtol=0, atol=(0.0051, 0.51))
+    alone = [float(value) for row in noises for value in row[1:3]]
+    assert np.allclose([alike for alike, _ in found["seen"][18:]], alone, rtol=0, atol=0.0051)
+    assert np.allclose(
+        found["price"], [float(value) for row in noises for value in row[3:]], rtol=0, atol=0.51
+    )

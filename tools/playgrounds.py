@@ -34,6 +34,7 @@ PLAYGROUNDS: dict[str, str] = {
     "server": "Be the server",
     "federation": "Train a federation here",
     "difference": "Which difference do I have?",
+    "upload": "What the server sees",
 }
 """Every playground and its title."""
 SCRIPTS = [
@@ -41,7 +42,7 @@ SCRIPTS = [
     *(STATIC / f"play_{name}.js" for name in ("models", "core", "offices", "frame")),
 ]
 """Of every playground, before its own."""
-_NEEDS_DIGITS = ("federation", "difference")
+_NEEDS_DIGITS = ("federation", "difference", "upload")
 PER_CLASS = 100  # images of each digit in a page
 
 

@@ -27,6 +27,16 @@
       `${value === chosen ? " checked" : ""}>${words}</label>`).join("") +
     "</div></fieldset>";
 
+  // Pixels from 0 (white) to 1 on a canvas.
+  function paint(canvas, pixels, side) {
+    const picture = canvas.getContext("2d").createImageData(side, side);
+    pixels.forEach((value, k) => {
+      const shade = 255 - Math.round(235 * Math.min(value, 1));
+      picture.data.set([shade, shade, shade, 255], 4 * k);
+    });
+    canvas.getContext("2d").putImageData(picture, 0, 0);
+  }
+
   // Images of an office with the labels that it gives them.
   function mail(list, offices, dealt, places, { pixels: PIXELS, side }, amount = 5) {
     list.innerHTML = places.map((i) => {
@@ -38,15 +48,8 @@
         `<small title="training images">n = ${dealt[i].train.y.length}</small></b>` +
         `<div class="letters" role="img" aria-label="${safe(name)} reads ${labels.join(", ")}">${some}</div></li>`;
     }).join("");
-    [...list.children].forEach((item, n) => item.querySelectorAll("canvas").forEach((canvas, place) => {
-      const { x } = dealt[places[n]].train;
-      const picture = canvas.getContext("2d").createImageData(side, side);
-      for (let k = 0; k < PIXELS; k++) {
-        const shade = 255 - Math.round(235 * Math.min(x[place * PIXELS + k], 1));
-        picture.data.set([shade, shade, shade, 255], 4 * k);
-      }
-      canvas.getContext("2d").putImageData(picture, 0, 0);
-    }));
+    [...list.children].forEach((item, n) => item.querySelectorAll("canvas").forEach((canvas, place) =>
+      paint(canvas, dealt[places[n]].train.x.subarray(place * PIXELS, (place + 1) * PIXELS), side)));
   }
 
   // Builds every playground of a kind that is on the page; `build(root, part, record)` returns a function that redraws it.
@@ -63,5 +66,5 @@
     setTimeout(find, 300); // JupyterLab runs the script of an output before the output is on the page
   }
 
-  globalThis.pflFrame = { line, lit, inkOn, dot, slider, chips, mail, player, start };
+  globalThis.pflFrame = { line, lit, inkOn, dot, slider, chips, paint, mail, player, start };
 })();
