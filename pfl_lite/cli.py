@@ -41,6 +41,17 @@ PICTURES = (".png", ".svg", ".pdf")
 class PoliteGroup(TyperGroup):
     """What goes wrong is one sentence and an exit code, without a traceback; a warning is its sentence alone."""
 
+    def make_context(self, *args: Any, **how: Any) -> Any:
+        """Read the words before the command's own."""
+        try:
+            return super().make_context(*args, **how)
+        except Exception as error:
+            if said := getattr(
+                error, "format_message", str
+            )():  # no words at all: help, which says nothing here
+                raise ended(2, said) from error
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command.
 

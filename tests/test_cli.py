@@ -637,6 +637,11 @@ def test_an_argument_that_is_missing_is_named_with_the_help_on_it() -> None:
     assert refused("ledger", "missing").endswith(" ledger missing --help`\n")
 
 
+def test_an_unknown_option_before_the_command_is_one_sentence() -> None:
+    assert refused("--foo") == "pfl-lite: No such option: --foo\n"
+    assert call().stderr == ""  # the help alone
+
+
 def test_a_method_s_settings_are_explained() -> None:
     text = call("methods", "fedmn").stdout
     assert (
