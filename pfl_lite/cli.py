@@ -26,7 +26,7 @@ from pfl_lite import __version__
 from pfl_lite.__main__ import how_ended
 from pfl_lite.__main__ import main as main
 from pfl_lite.errors import ELSEWHERE, InputError, unknown
-from pfl_lite.schema import check_bounds
+from pfl_lite.schema import check_bounds, check_workers
 
 LONGEST = 500  # characters of a sentence
 NO_ROOM = re.compile("(allocate|enough|out of) memory")  # as torch says it; an illegal access is no lack
@@ -484,6 +484,7 @@ def whole_numbers(seeds: str) -> list[int]:
 
 def prepare(workers: int, device: str) -> None:
     """Make ready for runs of one thread a process, before torch is loaded."""
+    check_workers(workers)
     if workers > 1:
         if device != "cuda":  # which is refused; a process that sees a GPU cannot be forked
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -14,6 +14,7 @@ Rule = Callable[[Any], str | None]
 LARGE = 2**31 - 1  # more of anything that is counted is a mistake
 WIDE = 1e30  # a setting beyond it leaves no number finite
 MOST = 1e300  # of a loss, or of seconds
+MOST_WORKERS = 1_000
 
 Bounds = tuple[tuple[str, Callable[[Any], bool], str], ...]
 
@@ -47,6 +48,12 @@ def check_bounds(settings: Mapping[str, Any], bounds: Bounds = BOUNDS) -> None:
     for name, right, wanted in bounds:
         if name in settings and not right(settings[name]):
             raise InputError(f"{name} must be {wanted}, not {settings[name]}")
+
+
+def check_workers(workers: int) -> None:
+    """Raise an InputError for a number of processes that no machine is asked for."""
+    if not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
 
 
 def said(value: Any, wanted: str) -> str:

@@ -642,6 +642,10 @@ def test_an_unknown_option_before_the_command_is_one_sentence() -> None:
     assert call().stderr == ""  # the help alone
 
 
+def test_too_many_workers_are_refused_in_one_sentence() -> None:
+    assert refused("run", "fedavg", "--workers", 9999) == "pfl-lite: workers must be 1 to 1,000, not 9999\n"
+
+
 def test_a_method_s_settings_are_explained() -> None:
     text = call("methods", "fedmn").stdout
     assert (

@@ -26,8 +26,8 @@ from pfl_lite.engine.mapping import Loop, Mapping, PerClient, WorkFor, in_client
 from pfl_lite.errors import InputError
 from pfl_lite.methods.base import Sequential
 from pfl_lite.models import Network, Params
+from pfl_lite.schema import check_workers
 
-MOST_WORKERS = 1_000
 WORTH_SECONDS = 0.5
 """What one process does in less time is not shared out: to fork a process of a gigabyte takes up to a tenth of a second."""
 
@@ -216,12 +216,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def check_workers(workers: int) -> None:
-    """Raise an InputError for a number of processes that no machine is asked for."""
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
 
 
 def over_processes(workers: int, config: RunConfig) -> Callable[..., Mapping] | None:

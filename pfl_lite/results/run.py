@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pfl_lite.atomic_files import locked
 from pfl_lite.data.images import load
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.engine.processes import check_workers, held_back
+from pfl_lite.engine.processes import held_back
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
 from pfl_lite.papers.experiment import in_grid_order, rank
@@ -25,6 +25,7 @@ from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, Wo
 from pfl_lite.results.ledger import Ledger, flat
 from pfl_lite.results.plan import Key, Plan, Task
 from pfl_lite.results.tables import accuracy
+from pfl_lite.schema import check_workers
 
 POLL_SECONDS = 5.0
 SIGN_OF_LIFE_SECONDS = 30.0  # off a terminal, where no bar is shown
