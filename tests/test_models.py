@@ -18,7 +18,7 @@ from pfl_lite.methods import make_method
 from pfl_lite.models import NETWORKS, LeNet, Linear, auto_network, make_network, register
 from pfl_lite.models.mixing import mix
 from pfl_lite.models.multi_branch import MultiBranch, collapse, stack_branches
-from pfl_lite.models.network import Network, torch_seeded
+from pfl_lite.models.network import Network, Parts, torch_seeded
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,29 @@ def test_a_network_that_does_not_work_is_refused_when_it_is_made(own: None, kind
     with pytest.raises(InputError, match="network words does not work, made from"):
         register("words", lambda: Linear(1, 8, 10))  # type: ignore[arg-type,misc]
         make_network("words", 1, 8, 10)
+
+
+class Backwards(Parts):
+    """As wide as there are classes, so that only its answers would tell that its layers are made in the wrong order."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        self.fc2, self.fc1 = nn.Linear(classes, classes), nn.Linear(classes, classes)
+        self.classes = classes
+
+    def extract(self, x: Tensor) -> Tensor:
+        return x.flatten(1)[:, : self.classes]
+
+    def hidden(self, a: Tensor) -> Tensor:
+        return self.fc1(a).relu()
+
+
+def test_parts_whose_hidden_asks_the_layer_made_last_are_refused(own: None) -> None:
+    register("backwards", Backwards)
+    with pytest.raises(
+        InputError, match="network backwards makes its layer 'fc1' last, but `extract` or `hidden` asks it"
+    ):
+        make_network("backwards", 1, 8, 10)
 
 
 def a_function(channels: int, size: int, classes: int) -> nn.Module:

@@ -132,12 +132,27 @@ class Network:
             self._twin._template, self._moving = twin
 
     def try_out(self, classes: int) -> None:
-        """Raise an InputError unless the module makes logits [2, K] of two images, and draws no random numbers of its own."""
+        """Raise an InputError unless the module makes logits [2, K] of two images, and draws no random numbers of its own.
+
+        Where `Parts` answers `classify` for it, the layer made last must be the one that `classify` alone asks.
+        """
         trial, answers = copy.deepcopy(self._template).cpu().train(), []
         for layer in trial.modules():
             if isinstance(layer, DROPOUTS):
                 layer.p = 0.0
         x = torch.linspace(-1, 1, 2 * math.prod(self.shape), dtype=self.dtype).reshape(2, *self.shape)
+        if isinstance(trial, Parts) and type(trial).classify is Parts.classify:
+            name, last = list(trial.named_children())[-1]
+            early: list[object] = []
+            hook = last.register_forward_hook(lambda *call: early.append(call))
+            with torch_seeded(0, "trial"), torch.no_grad():
+                trial.features(x)
+            hook.remove()
+            if early:
+                raise InputError(
+                    f"network {self.name} makes its layer '{name}' last, but `extract` or `hidden` asks it: make layers in the "
+                    "order in which an image goes through them, or answer `classify`"
+                )
         for seed in (0, 1):
             with torch_seeded(seed, "trial"), torch.no_grad():
                 answers.append(trial(x))
