@@ -46,9 +46,8 @@ class PoliteGroup(TyperGroup):
         try:
             return super().make_context(*args, **how)
         except Exception as error:
-            if said := getattr(
-                error, "format_message", str
-            )():  # no words at all: help, which says nothing here
+            said = getattr(error, "format_message", str)()  # nothing where it is the help, which shows itself
+            if said:
                 raise ended(2, said) from error
             raise
 
