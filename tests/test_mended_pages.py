@@ -35,6 +35,17 @@ def test_a_figure_is_shown_as_large_as_the_page_allows(width: int, height: float
     assert importlib.import_module("mended_pages").enlarged(width, height) == shown
 
 
+def test_columns_of_numbers_are_marked_and_columns_with_words_are_not() -> None:
+    head = '<th id="T_1_level0_col{0}" class="col_heading level0 col{0}" >{1}</th>'
+    cell = '<td id="T_1_row{0}_col{1}" class="data row{0} col{1}" >{2}</td>'
+    table = '<table id="T_1">' + head.format(0, "images/s") + head.format(1, "settings")
+    table += cell.format(0, 0, "9,639") + cell.format(0, 1, "0.1")
+    table += cell.format(1, 0, "–") + cell.format(1, 1, "0.1, 4") + "</table>"
+    tool = importlib.import_module("mended_pages")
+    marked = tool.STYLED.sub(tool.aligned_numbers, table)
+    assert marked == table.replace('col0" >', 'col0 number" >')
+
+
 class _Site:
     """As much of Sphinx's application as the extension asks for."""
 

@@ -8,7 +8,8 @@ It also puts the playgrounds into their pages, so that no copy of their scripts 
 fold holds: MyST-NB has one prompt for folded code and folded output. And figures that were drawn small, to keep the notebooks
 small, are shown larger: their files have two dots for each dot of a page. And lines no longer break where they should not:
 between a formula and its comma, after the dash of an option, or inside an interval or a short name in a table. And a line of
-code that is longer than the column goes on below, indented.
+code that is longer than the column goes on below, indented. And in a table that pandas styles, the digits of a column stand
+under one another.
 
 And every page says in its head what it is about, in the words that it begins with: search engines show them, and so do chats and
 learning platforms where a teacher puts a link.
@@ -38,6 +39,9 @@ INTERVAL = re.compile(r"\[[-+−]?[\d.]+, [-+−]?[\d.]+\]")
 CELL = re.compile(
     r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)(</(?:td|th)>|<ul>)'
 )
+STYLED = re.compile(r'<table id="T_.*?</table>', re.DOTALL)
+IN_COLUMN = re.compile(r'(class="(?:data row\d+|col_heading level\d+) col(\d+))(" >)([^<]*)<')
+NUMBER = re.compile(r"[-+−]?\d[\d,]*(?:\.\d+)?%?|[–-]?")  # or the sign of a missing one
 ITEM = re.compile(r"<li>[^<]*</li>")
 SHORT = {"td": 20, "th": 11}  # characters of a cell, and of a row's name, that stay on one line
 CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
@@ -107,6 +111,15 @@ def unbroken_cell(cell: re.Match[str]) -> str:
     return f"<{tag}{begin}{short}{end}{unbroken_intervals(text)}{after}"
 
 
+def aligned_numbers(table: re.Match[str]) -> str:
+    """A styled table with the columns marked that hold nothing but numbers."""
+    cells = [cell.groups() for cell in IN_COLUMN.finditer(table[0])]
+    words = {at for begin, at, _, text in cells if "data" in begin and not NUMBER.fullmatch(text.strip())}
+    return IN_COLUMN.sub(
+        lambda cell: cell[0] if cell[2] in words else f"{cell[1]} number{cell[3]}{cell[4]}<", table[0]
+    )
+
+
 def unbroken_formula(found: re.Match[str]) -> str:
     """A formula with the bracket before it and the comma after it, which a browser would put on another line."""
     return f'<span class="unbroken">{found[0]}</span>' if found[1] or found[3] else found[0]
@@ -134,6 +147,7 @@ def with_unbroken_words(
         return
     body = FORMULA.sub(unbroken_formula, body)
     body = OPTION.sub(r'<span class="pre unbroken">\1</span>', body)
+    body = STYLED.sub(aligned_numbers, body)
     body = CELL.sub(unbroken_cell, body)
     body = ITEM.sub(lambda item: unbroken_intervals(item[0]), body)
     context["body"] = CODE.sub(hanging_code, body)
