@@ -30,10 +30,9 @@ parts are the same for all, and parts in an office's color belong to that office
 :name: fig-map-of-methods
 :alt: {count} small cards in rows, one per method. Each card is repeated in the glossary, with words for what it shows.
 :class: dark-light
-:figclass: large
 
 All methods on one sheet. What to see: how much of each card is blue, how much has an office's color, and how much is hatched. A
-click enlarges it; on a phone, swipe, or tap to see it whole.
+click or a tap on a card enlarges it; another shows the sheet whole again.
 ```
 
 To print it, download {{download}}`the picture <{folder}/map-of-methods.svg>`, or type `make map` for one A3 page in PDF.
