@@ -588,18 +588,26 @@ def test_a_rival_that_did_not_train_decides_nothing(tmp_path: Any, share: float,
     )
 
 
+def scatter(name: str, budget: str = "small", against: str = "") -> float:
+    """The scatter between an experiment's first three seeds over what one seed's clients tell, all pairs of methods together."""
+    runs = runs_of(get_experiment(name, budget), Ledger())
+    scores = {key: per_client(some[:3]) for key, some in runs.items() if len(some) >= 3}
+    pairs = [scores[a] - scores[b] for a, b in combinations(scores, 2) if not against or against in (a, b)]
+    between = np.mean([d.mean(1).var(ddof=1) for d in pairs])  # each d: [seeds, clients]
+    within = np.mean([d.var(1, ddof=1).mean() / d.shape[1] for d in pairs])
+    return float(np.sqrt(between / within))
+
+
 def test_the_errors_of_one_seed_are_widened_by_what_the_ledger_shows() -> None:
-    """The ratio of the scatter between seeds to what one seed's clients tell, the largest of the columns' first three seeds."""
-    ratios = []
-    for name in ("pfedmb-table1", "pfedmb-table2-random2-15", "pfedmb-table2-dirichlet-15"):
-        runs = runs_of(get_experiment(name), Ledger()).values()
-        scores = [per_client(some[:3]) for some in runs if len(some) >= 3]
-        pairs = [a - b for a, b in combinations(scores, 2)]  # [seeds, clients] each
-        between = np.mean([d.mean(1).var(ddof=1) for d in pairs])
-        within = np.mean([d.var(1, ddof=1).mean() / d.shape[1] for d in pairs])
-        ratios.append(float(np.sqrt(between / within)))
-    assert max(ratios) == pytest.approx(ONE_SEED, abs=0.005)
+    columns = ("pfedmb-table1", "pfedmb-table2-random2-15", "pfedmb-table2-dirichlet-15")
+    assert max(map(scatter, columns)) == pytest.approx(ONE_SEED, abs=0.005)
     assert widening(15) == pytest.approx(ONE_SEED) and widening(100) > widening(50) > 1.8
+    long = {
+        name: scatter(f"pfedmb-table2-{name}", "paper")
+        for name in ("random2-15", "random2-50", "dirichlet-50")
+    }
+    assert list(long.values()) == pytest.approx([1.34, 1.83, 2.03], abs=0.01)
+    assert scatter("pfedmb-table2-dirichlet-50", "paper", "pfedmb") == pytest.approx(4.0, abs=0.05)
 
 
 @pytest.mark.parametrize("clients", [15, 50, 100])

@@ -75,9 +75,10 @@ def two_way(difference: Array) -> Estimate:
 
 
 ONE_SEED, ONE_SEED_CLIENTS = 1.33, 15
-"""In the columns with three seeds, paired differences scatter from seed to seed by up to so many times what the clients of a
-single seed tell (root mean squares; Dirichlet's labels, 15 clients). It is no upper bound: in the long column with Dirichlet's
-labels and 50 clients it is 2.95, where this gives 1.9, and where single runs collapse (`when-feature-shift`) it is far more."""
+"""In the pilot's columns with three seeds, paired differences scatter from seed to seed by up to so many times what the clients
+of a single seed tell (root mean squares; Dirichlet's labels, 15 clients). In the long columns it is 1.34, 1.83 and 2.03, where
+`widening` gives 1.33, 1.9 and 1.9. It is no upper bound: in the last of them (Dirichlet's labels, 50 clients) it is 4.0 for the
+pairs with pFedMB, and where single runs collapse (`when-feature-shift`) it is far more."""
 
 
 def widening(clients: int) -> float:
