@@ -596,6 +596,8 @@ def test_an_image_is_drawn_and_hidden_by_keyboard(driver: webdriver.Chrome, go: 
     def likeness() -> float:
         return float(widget.find_element(By.CSS_SELECTOR, "dd").text)
 
+    assert not widget.find_element(By.CSS_SELECTOR, ".rows").is_displayed(), "to be guessed first"
+    widget.find_element(By.CSS_SELECTOR, "[name=send]").send_keys(Keys.ENTER)
     mine, *seen = driver.execute_script(pictures, widget)
     assert likeness() == 1 and set(seen) == {mine}, "one image comes back from each row"
     sheet.send_keys(Keys.ARROW_RIGHT, Keys.SPACE, Keys.ARROW_UP, Keys.SPACE)
@@ -608,11 +610,16 @@ def test_an_image_is_drawn_and_hidden_by_keyboard(driver: webdriver.Chrome, go: 
         slider.send_keys(Keys.END)
         assert shown_in(widget) != before, slider.get_attribute("name")
     assert likeness() < 0.9
-    price = widget.find_elements(By.CSS_SELECTOR, "dd")[2].text
-    driver.execute_script(
-        "arguments[0].click()", widget.find_element(By.CSS_SELECTOR, "[name=offices][value='500']")
-    )
-    assert widget.find_elements(By.CSS_SELECTOR, "dd")[2].text != price
+
+    def price() -> int:
+        found = (By.CSS_SELECTOR, "dd")
+        WebDriverWait(driver, 20).until(lambda _: widget.find_elements(*found)[2].text != "…")
+        return int(widget.find_elements(*found)[2].text[:-1])
+
+    few = price()
+    many = widget.find_element(By.CSS_SELECTOR, "[name=offices][value='500']")
+    driver.execute_script("arguments[0].click()", many)
+    assert price() > few + 20, "500 offices bear the noise that 50 cannot"
     widget.find_element(By.CSS_SELECTOR, "[name=clear]").send_keys(Keys.ENTER)
     assert len(set(driver.execute_script(pictures, widget)[:1])) == 1
 

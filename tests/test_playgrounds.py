@@ -463,11 +463,13 @@ SEEN = """(() => {
   const seen = ([batch, steps, sigma, watched]) => images.slice(0, 100).map((mine, n) => {
     const mail = [mine, ...U.others(pool, batch - 1, n)];
     const sent = U.noisy(U.upload(U.untrained(n), mail, steps), sigma / Math.sqrt(watched), U.normals(n + 1));
-    return [U.likeness(U.rebuilt(sent, mine.y), mine.x), 100 * U.misplaced(U.told(sent), mail)];
+    const told = U.told(sent);
+    const [alike, wrong] = [U.likeness(U.rebuilt(sent, mine.y), mine.x), 100 * U.misplaced(told, mail)];
+    return [alike, wrong, told.indexOf(Math.max(...told)) === mine.y];
   });
   const price = ([sigma, offices]) => mean([0, 1, 2].map((seed) =>
     100 * U.accuracy(U.common(images.slice(0, 500), { offices, sigma, seed }), images.slice(500))));
-  return { seen: v.looks.map((look) => [0, 1].map((k) => mean(seen(look).map((one) => one[k])))), price: v.priced.map(price) };
+  return { seen: v.looks.map(seen), price: v.priced.map(price) };
 })()"""
 
 
@@ -475,16 +477,30 @@ SEEN = """(() => {
 def test_the_server_saw_what_the_page_says() -> None:
     page = (ROOT / "book/what-the-server-sees.md").read_text(encoding="utf-8")
     rows = [re.findall(r"[\d.]+", row) for row in page.splitlines() if re.match(r"\| [\d.]+ \|", row)]
-    crowds, noises = [row for row in rows if len(row) == 7], [row for row in rows if len(row) == 6]
+    crowds, noises = ([row for row in rows if len(row) == size] for size in (7, 6))
     assert len(crowds) == 6 and len(noises) == 5
     looks = [(int(row[0]), steps, 0, 1) for row in crowds for steps in (1, 5, 20)]
     looks += [(1, 1, float(row[0]), watched) for row in noises for watched in (1, 25)]
     priced = [(float(row[0]), offices) for row in noises for offices in (5, 50, 500)]
     found = javascript(SEEN, pool=digits(), looks=looks, priced=priced)
-    told = [(float(row[at]), float(row[at + 1])) for row in crowds for at in (1, 3, 5)]
-    assert np.allclose(found["seen"][:18], told, rtol=0, atol=(0.0051, 0.51))
+    seen = np.array(
+        found["seen"], dtype=float
+    )  # [looks, images, likeness and wrong and whether the label leads]
+    crowded = seen[:18].reshape(6, 3, 100, 3)  # [batches, steps, ...]
+    for row, look in zip(crowds, crowded, strict=True):
+        assert np.allclose(
+            np.median(look[..., 0], 1), [float(value) for value in row[1:4]], rtol=0, atol=0.0051
+        )
+        assert round(100 * (look[0, :, 0] < 0).mean()) == int(row[4])
+        assert np.allclose(look[[0, 2], :, 1].mean(1), [float(value) for value in row[5:]], rtol=0, atol=0.51)
+    assert crowded[0, ..., 2].all(), "the label of a lone image is told after any number of steps"
     alone = [float(value) for row in noises for value in row[1:3]]
-    assert np.allclose([alike for alike, _ in found["seen"][18:]], alone, rtol=0, atol=0.0051)
+    assert np.allclose(seen[18:, :, 0].mean(1), alone, rtol=0, atol=0.0051)
     assert np.allclose(
         found["price"], [float(value) for row in noises for value in row[3:]], rtol=0, atol=0.51
     )
+
+
+def test_a_guess_without_any_share_is_even() -> None:
+    sent = "Float64Array.from({ length: 650 }, () => 1)"
+    assert javascript(f"U.told({sent})") == [0.1] * 10

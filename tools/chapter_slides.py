@@ -223,7 +223,8 @@ def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
     task = described.get("try", "Predict, change one thing, and look.")
     yield Slide(
         "Touch it",
-        f'<p class="play"><a href="play-{play}.html">{PLAYGROUNDS[play]}</a></p><p>{escape(task, quote=False)}</p>',
+        f'<p class="play"><a href="play-{play}.html" target="_blank">{PLAYGROUNDS[play]}</a></p>'
+        f"<p>{escape(task, quote=False)}</p>",
         "It trains in the page: no network, no installation. Phones will do. Let them predict before they press a button. One "
         "sentence from each table at the end.", 5,
     )  # fmt: skip
@@ -319,7 +320,10 @@ def main() -> int:
     for chapter in units:
         if not names or chapter.name in names:
             write_slides(chapter, writer, folder)
-            print(f"{folder / chapter.name}.html, {plan(chapter, writer)[-1][0]} minutes", flush=True)
+            print(
+                f"{folder / chapter.name}.html, for {plan(chapter, writer)[-1][0]} minutes in class",
+                flush=True,
+            )
     return 0
 
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from importlib.metadata import distributions
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -23,6 +23,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 ROOT = Path(__file__).resolve().parent.parent
+SIGN_OF_LIFE = 60.0  # seconds
 READ = ("pfl_lite", "data", "examples")
 """Folders from which chapters take something."""
 
@@ -100,7 +101,7 @@ def execute(chapter: Path, timeout: int, kept: Path | None = None) -> Outcome:
         name, value = type(error).__name__, str(error)
         if isinstance(error, CellTimeoutError):  # its own words are an error's, and half of the cell
             return outcome(
-                f"cell {at + 1} took longer than {timeout} s: TIMEOUT={6 * timeout} gives make more"
+                f"cell {at + 1} took longer than {timeout} s; with TIMEOUT={6 * timeout}, make gives a cell six times as long"
             )
         if isinstance(error, CellExecutionError):
             name, value = error.ename, error.evalue
@@ -147,6 +148,7 @@ def main() -> int:
     copies: dict[Path, Path] = {}
     if arguments.kept is not None:
         arguments.kept.mkdir(parents=True, exist_ok=True)
+        print("Comparing sources, package and environment with those of the last call", flush=True)
         around = surroundings()
         for chapter in chapters:
             name = hashlib.sha256(around + chapter.read_bytes()).hexdigest()
@@ -170,14 +172,20 @@ def main() -> int:
             )
         jobs = [pool.submit(execute, chapter, arguments.timeout, copies.get(chapter)) for chapter in chapters]
         try:
-            for done, job in enumerate(as_completed(jobs), start=1):
-                chapter, seconds, computed, problem = job.result()
-                failed += bool(problem)
-                took[chapter.stem] = round(computed, 1)
-                line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
-                print(line, flush=True)
-                if (later := done + arguments.jobs - 1) < len(chapters):
-                    print(f"       now {chapters[later].stem}", flush=True)
+            done, waiting = 0, set(jobs)
+            while waiting:
+                ended, waiting = wait(waiting, SIGN_OF_LIFE, FIRST_COMPLETED)
+                if not ended:
+                    now = [one.stem for one, job in zip(chapters, jobs, strict=True) if job in waiting]
+                    print(f"       still at {', '.join(now[: arguments.jobs])}", flush=True)
+                for job in ended:
+                    chapter, seconds, computed, problem = job.result()
+                    done, failed = done + 1, failed + bool(problem)
+                    took[chapter.stem] = round(computed, 1)
+                    line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
+                    print(line, flush=True)
+                    if (later := done + arguments.jobs - 1) < len(chapters):
+                        print(f"       now {chapters[later].stem}", flush=True)
         except KeyboardInterrupt:
             # A worker answers signals as its notebook does, and would go on to the next. A kernel ends once its worker is gone.
             for worker in active_children():
@@ -189,6 +197,8 @@ def main() -> int:
     note.write_text(json.dumps(took, indent=1), encoding="utf-8")
     seconds = time.perf_counter() - started
     print(f"{len(chapters) - failed} of {len(chapters)} chapters ran, in {seconds:.0f} s", flush=True)
+    if failed and copies:
+        print("the next call takes over those and runs the rest", flush=True)
     return 1 if failed else 0
 
 

@@ -48,9 +48,9 @@
   function told(sent) {
     const shares = Array.from({ length: CLASSES }, (_, c) => Math.max(1 / CLASSES - sent[c * WIDE + PIXELS], 0));
     const total = shares.reduce((a, b) => a + b, 0);
-    return shares.map((share) => share / total);
+    return shares.map((share) => (total ? share / total : 1 / CLASSES)); // noise can leave no share at all
   }
-  // The part of the mail that told shares put under a wrong digit.
+  // The part of told shares that falls on wrong digits.
   const misplaced = (shares, images) => shares.reduce((total, share, c) =>
     total + Math.abs(share - images.filter(({ y }) => y === c).length / images.length) / 2, 0);
   // The correlation of two pictures.
@@ -102,11 +102,11 @@
       `<li data-row="${c}"><canvas width="${SIDE}" height="${SIDE}" aria-hidden="true"></canvas><small></small></li>`).join("");
     const scale = (values) => ({ min: 0, max: values.length - 1, step: 1, value: 0 });
     root.innerHTML = part("script").outerHTML + `<form><div class="sees"><div><p><b>Your image</b></p>
-      <canvas class="sheet" tabindex="0" role="img" width="${SIDE}" height="${SIDE}"></canvas>
+      <div class="desk"><canvas class="sheet" tabindex="0" role="img" width="${SIDE}" height="${SIDE}"></canvas><i></i></div>
       <label><span>it is a</span><select name="label">${labels}</select></label></div>
       <div><p><b>What the server sees</b></p><ol class="rows" start="0" role="img">${rows}</ol></div></div>
-      <div class="buttons"><button type="button" class="main" name="next">Another image</button>
-      <button type="button" name="clear">Empty sheet</button></div>
+      <div class="buttons"><button type="button" class="main" name="send">Send the gradient</button>
+      <button type="button" name="next">Another image</button><button type="button" name="clear">Empty sheet</button></div>
       <dl></dl><p class="spoken" role="status"></p>
       <div class="sliders">${slider("batch", "images in the gradient", scale(BATCHES))}
       ${slider("steps", "local steps", { min: 1, max: 20, step: 1, value: 1 })}
@@ -120,11 +120,18 @@
     const value = (name) => Number(part(`[name="${name}"]`).value);
     let [number, cursor, drawn] = [0, 27, image(pool, 0).x];
 
-    // The common model's accuracy takes some milliseconds, and only the noise and the number of offices change it.
+    // The common model's accuracy, a mean of three trainings, takes a moment; only the noise and the number of offices change it.
     const prices = {};
     function price(offices, sigma) {
       const key = `${offices} ${sigma}`;
-      prices[key] ??= accuracy(common(images.slice(0, half), { offices, sigma, seed: 0 }), images.slice(half));
+      if (!(key in prices)) {
+        prices[key] = "…";
+        setTimeout(() => {
+          const scores = [0, 1, 2].map((seed) => accuracy(common(images.slice(0, half), { offices, sigma, seed }), images.slice(half)));
+          prices[key] = `${Math.round((100 * scores.reduce((a, b) => a + b, 0)) / scores.length)}%`;
+          draw();
+        }, 30);
+      }
       return prices[key];
     }
 
@@ -136,6 +143,7 @@
       const sent = noisy(upload(w, mail, steps), sigma / Math.sqrt(watched), normals(number + 1));
       const shares = told(sent);
       paint(sheet, drawn, SIDE);
+      Object.assign(part(".desk i").style, { left: `${100 * (cursor % SIDE) / SIDE}%`, top: `${100 * Math.floor(cursor / SIDE) / SIDE}%` });
       sheet.setAttribute("aria-label", `Your image; the cursor is in row ${Math.floor(cursor / SIDE) + 1}, column ${cursor % SIDE + 1}`);
       root.querySelectorAll("[data-row]").forEach((item, c) => {
         const picture = rebuilt(sent, c);
@@ -146,15 +154,17 @@
       });
       const alike = likeness(rebuilt(sent, label), drawn);
       const wrong = misplaced(shares, mail);
-      const shown = [["likeness of its picture of your digit", alike.toFixed(2)],
-        ["mail that it puts under a wrong digit", `${Math.round(100 * wrong)}%`],
-        [`accuracy of the model of ${offices} offices`, `${Math.round(100 * price(offices, sigma))}%`]];
+      const shown = [["likeness of your image and the framed picture", alike.toFixed(2)],
+        ["part of the server's guess on wrong digits", `${Math.round(100 * wrong)}%`],
+        [`accuracy of the model of ${offices} offices`, price(offices, sigma)]];
       part("dl").innerHTML = shown.map(([name, said]) => `<div><dt>${name}</dt><dd>${said}</dd></div>`).join("");
       const words = shown.map(([name, said]) => `${name} ${said}`).join(", ");
       part(".spoken").textContent = words;
       part(".rows").setAttribute("aria-label", `Ten pictures, one for each digit; ${words}`);
-      for (const [name, said] of Object.entries({ batch, steps, noise: sigma, watched }))
+      for (const [name, said] of Object.entries({ batch, steps, noise: sigma, watched })) {
         part(`[data-of=${name}] output`).textContent = said;
+        part(`[name=${name}]`).setAttribute("aria-valuetext", said);
+      }
     }
 
     function ink(at) {
@@ -196,6 +206,11 @@
       draw();
     });
     root.addEventListener("input", draw);
+    part("[name=send]").addEventListener("click", ({ target }) => { // from then on, every change is sent at once
+      root.classList.remove("unsent");
+      target.hidden = true;
+    });
+    root.classList.add("unsent");
     part("[name=next]").addEventListener("click", next);
     part("[name=clear]").addEventListener("click", () => { drawn = new Float64Array(PIXELS); draw(); });
     part("[name=label]").value = pool.labels[number];
