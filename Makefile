@@ -34,7 +34,7 @@ book: environment ## run every chapter from scratch, or those that an interrupte
 	@$(PY) tools/build_site.py --source _build/book-src --output _build/book
 	@rm -rf _build/executed
 
-site: environment ## build the site from the chapters as they are stored (fast; this is what is published)
+site: environment ## build the site from the chapters as they are stored (a minute or two; this is what is published)
 	@$(PY) tools/build_site.py --source book --output _build/site
 
 pdf: environment ## the course as one PDF, from the chapters as they are stored (_build/pdf; needs Chromium)
@@ -126,4 +126,4 @@ clean: ## remove everything built, keep the environment
 
 distclean: clean ## remove the environments and downloaded tools as well
 	rm -rf .venv .venv-newest .tools
-	@echo "uv's cache (~/.cache/uv, about 6 GB on Linux) is still there, for the next environment; delete it if you need the space"
+	@echo "uv's cache (~/.cache/uv, about 6 GB on Linux) is still there, for the next environment, and ~/.cache/pfl_lite with drawn data sets; delete them if you need the space"
