@@ -76,6 +76,7 @@ LINE = '    <span class="n">x</span>'
             CELL.format("0.04 [-0.17, 0.19]<ul><li>a [1, 2]</li></ul>"),
             CELL.format("0.04 [-0.17,\N{NO-BREAK SPACE}0.19]<ul><li>a [1,\N{NO-BREAK SPACE}2]</li></ul>"),
         ),
+        ("<td>+0.4 [-0.1, +0.9]</td>", "<td>+0.4 [-0.1,\N{NO-BREAK SPACE}+0.9]</td>"),
         (
             f'<div class="highlight"><pre>{LINE}\n{LINE}{"=" * 90}\n</pre></div>',
             f'<div class="highlight"><pre>{LINE}\n<span class="long" style="--in: 8ch">{LINE}{"=" * 90}</span>\n</pre></div>',
@@ -91,6 +92,7 @@ LINE = '    <span class="n">x</span>'
         "one without an id",
         "an interval",
         "intervals beside a list and in it",
+        "one in a plain table",
         "a long line of code",
     ],
 )

@@ -42,7 +42,7 @@ CELL = re.compile(
 STYLED = re.compile(r'<table id="T_.*?</table>', re.DOTALL)
 IN_COLUMN = re.compile(r'(class="(?:data row\d+|col_heading level\d+) col(\d+))(" >)([^<]*)<')
 NUMBER = re.compile(r"[-+−]?\d[\d,]*(?:\.\d+)?%?|[–-]?")  # or the sign of a missing one
-ITEM = re.compile(r"<li>[^<]*</li>")
+ITEM = re.compile(r"<(li|td)>[^<]*</\1>")  # of a list, or of a plain table
 SHORT = {"td": 20, "th": 11}  # characters of a cell, and of a row's name, that stay on one line
 CODE = re.compile(r'(<div class="highlight"><pre>)(.*?)(</pre>)', re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
