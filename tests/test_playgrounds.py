@@ -322,6 +322,10 @@ def test_the_folder_of_playgrounds_needs_nothing_outside_itself(tmp_path: Path) 
         text = (tmp_path / "site" / name).read_text(encoding="utf-8")
         page = BeautifulSoup(text, "html.parser")
         named = {tag.get(key) for tag in page.find_all(True) for key in ("src", "href") if tag.get(key)}
+        if name != "index.html":
+            assert page.find("h2").text in {"Three things to try", "Five bets", "How to tell"}
+            words = " ".join(part.text for part in page.find_all(["p", "li", "summary", "td"]))
+            assert not re.search(r"[`{]|\]\(|:class:", words), "directives are no words"
         assert named == (files - {name} if name == "index.html" else set())
         assert not re.search(
             r"url\((?!['\"]?data:)|@import|\bfetch\(|XMLHttpRequest|importScripts|import\(", text

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 STATIC = ROOT / "tools" / "static"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}</style>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}
+main > table, details table {{ display: block; overflow-x: auto; }} th, td {{ padding: 0 0.6rem; text-align: left; }}</style>
 </head><body><main><h1>{title}</h1>
 {page}
 </main></body></html>
@@ -82,12 +83,29 @@ def digits() -> str:
 
 
 def standing_alone(kind: str) -> str:
-    """A playground as a page of its own, below the words that stand above it in the book."""
-    named = f"```{{playground}} {kind}\n"
+    """A playground as a page of its own, with the words around it in the book; what leads to other pages is only named."""
+    named = f"```{{playground}} {kind}\n```\n"
     pages = (path.read_text(encoding="utf-8") for path in (ROOT / "book").glob("*.md"))
-    words = next(page for page in pages if named in page).partition(named)[0]
-    above = markdown2html(re.sub(r"^# .*\n", "", words))
-    return PAGE.format(title=escape(PLAYGROUNDS[kind]), page=f"{above}\n{playground(kind)}")
+    words = next(page for page in pages if named in page)
+    words = re.sub(r" \([^()]*\{numref\}[^()]*\)", "", re.sub(r"^# .*\n", "", words))
+    words = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", words)
+    above, below = (
+        "".join(folded(part) if at % 2 else html(part) for at, part in enumerate(text.split("````")))
+        for text in words.split(named)
+    )
+    return PAGE.format(title=escape(PLAYGROUNDS[kind]), page=f"{above}\n{playground(kind)}\n{below}")
+
+
+def html(words: str) -> str:
+    """Markdown as HTML, without the signs that lead to its headings."""
+    return re.sub(r'<a class="anchor-link".*?</a>', "", str(markdown2html(words)))
+
+
+def folded(admonition: str) -> str:
+    """A folded box of a page, as HTML."""
+    head, words = admonition.split("\n\n", 1)
+    title = head.partition("} ")[2].splitlines()[0]
+    return f"<details><summary>{escape(title)}</summary>\n{html(words)}</details>\n"
 
 
 def write_folder(folder: Path) -> None:
