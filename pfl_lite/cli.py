@@ -46,8 +46,8 @@ class PoliteGroup(TyperGroup):
         try:
             return super().make_context(*args, **how)
         except Exception as error:
-            said = getattr(error, "format_message", str)()  # nothing where it is the help, which shows itself
-            if said:
+            # bad usage; a call without any word is it too, without a message, for the help shows itself
+            if hasattr(error, "format_message") and (said := error.format_message()):
                 raise ended(2, said) from error
             raise
 

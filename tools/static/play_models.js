@@ -127,10 +127,15 @@
     return { size, loss, gradient, predict, accuracy };
   }
 
+  // Standard normal numbers, one stream a seed.
+  function normals(seed) {
+    const uniform = generator(seed);
+    return () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
+  }
+
   // A network's start: normal, of variance 2 / inputs; biases 0.
   function drawn(seed, pixels, hidden, classes) {
-    const uniform = generator(seed);
-    const normal = () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
+    const normal = normals(seed);
     const w = new Float64Array(weights(pixels, hidden, classes));
     let at = 0;
     for (const [outputs, inputs] of [[hidden, pixels], [classes, hidden]])
@@ -139,7 +144,7 @@
     return w;
   }
 
-  const models = { plus, dot, descend, softmax, weightedMean, bowl, hessian, lowest, weights, learner, drawn };
+  const models = { plus, dot, descend, softmax, weightedMean, bowl, hessian, lowest, weights, learner, normals, drawn };
   if (typeof document === "undefined") module.exports = models;
   else globalThis.pflModels = models;
 })();

@@ -4,15 +4,11 @@
   "use strict";
   const node = typeof document === "undefined";
   const { generator } = node ? require("../../pfl_lite/static/explorer.js") : pflExplorer;
-  const { plus, softmax } = node ? require("./play_models.js") : pflModels;
+  const { plus, dot, descend, softmax, normals } = node ? require("./play_models.js") : pflModels;
   const [PIXELS, CLASSES] = [64, 10];
   const WIDE = PIXELS + 1; // a row per class: its weights, then its bias
   const LR = 0.3;
 
-  function normals(seed) {
-    const uniform = generator(seed);
-    return () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform());
-  }
   // An untrained model: uniform between -1/8 and 1/8, as PyTorch starts a layer with 64 inputs.
   function untrained(seed) {
     const uniform = generator(seed);
@@ -37,8 +33,7 @@
   }
   // What the server knows after `steps` local steps: the mean gradient on the way, from the models before and after.
   function upload(w, images, steps) {
-    let end = w;
-    for (let t = 0; t < steps; t++) end = plus(end, gradient(end, images), -LR);
+    const end = descend(w, (model) => gradient(model, images), { lr: LR, steps });
     return plus(w, end, -1).map((value) => value / (LR * steps));
   }
   const noisy = (sent, sigma, normal) => sent.map((value) => value + (sigma ? sigma * normal() : 0));
@@ -57,16 +52,13 @@
   function likeness(a, b) {
     const mean = (values) => values.reduce((x, y) => x + y, 0) / values.length;
     const [p, q] = [a, b].map((values) => Array.from(values, (value) => value - mean(values)));
-    const along = (u, v) => u.reduce((total, value, k) => total + value * v[k], 0);
-    const lengths = Math.sqrt(along(p, p) * along(q, q));
-    return lengths ? along(p, q) / lengths : 0;
+    const lengths = Math.sqrt(dot(p, p) * dot(q, q));
+    return lengths ? dot(p, q) / lengths : 0;
   }
   // A common model after `rounds`: the mean of the offices' noisy gradients has noise sigma / sqrt(offices).
   function common(images, { offices, sigma, seed, rounds = 30, lr = 0.5 }) {
     const normal = normals(seed);
-    let w = untrained(seed);
-    for (let t = 0; t < rounds; t++) w = plus(w, noisy(gradient(w, images), sigma / Math.sqrt(offices), normal), -lr);
-    return w;
+    return descend(untrained(seed), (w) => noisy(gradient(w, images), sigma / Math.sqrt(offices), normal), { lr, steps: rounds });
   }
   function accuracy(w, images) {
     const right = images.filter(({ x, y }) => { const z = logits(w, x); return z.indexOf(Math.max(...z)) === y; });
