@@ -338,7 +338,9 @@ def test_the_folder_of_playgrounds_needs_nothing_outside_itself(tmp_path: Path) 
         address = (tmp_path / "moved" / "server.html").as_uri()
         command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", address]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        widget = BeautifulSoup(shown, "html.parser").select_one(".pfl-play")
+        page = BeautifulSoup(shown, "html.parser")
+        assert page.html is not None and page.html.get("data-theme") == "light", "as the reader's system"
+        widget = page.select_one(".pfl-play")
         assert widget is not None and widget.find("button") and "needs JavaScript" not in widget.text
 
 

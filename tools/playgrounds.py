@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STATIC = ROOT / "tools" / "static"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}
+<script>document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"</script>
+<style>:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}
 main > table, details table {{ display: block; overflow-x: auto; }} th, td {{ padding: 0 0.6rem; text-align: left; }}</style>
 </head><body><main><h1>{title}</h1>
 {page}
