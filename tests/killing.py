@@ -40,7 +40,7 @@ def sweep(arguments: list[str]) -> None:
 
     fedavg, local = PFEDMB_TABLE1.arm("fedavg"), PFEDMB_TABLE1.arm("local")
     arms = (replace(fedavg, grid=fedavg.grid[:2]), replace(local, grid=()))
-    small: dict[str, Any] = {"data": "digits", "model": "linear", "rounds": 30, "epochs": 1}
+    small: dict[str, Any] = {"data": "digits", "model": "linear", "rounds": 30, "epochs": 1, "ft_epochs": 1}
     EXPERIMENTS["steady"] = replace(
         PFEDMB_TABLE1, name="steady", arms=arms, seeds=(0, 1), search_rounds=3, **small
     )

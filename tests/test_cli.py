@@ -825,7 +825,15 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
-    small = {"data": "digits", "model": "linear", "rounds": 2, "epochs": 1, "search_rounds": 1, "seeds": (0,)}
+    small = {
+        "data": "digits",
+        "model": "linear",
+        "rounds": 2,
+        "epochs": 1,
+        "ft_epochs": 1,
+        "search_rounds": 1,
+        "seeds": (0,),
+    }
     searches = replace(PFEDMB_TABLE1, name="searches", arms=(first,), **small)
     for one in (searches, replace(searches, name="follows", searched_in="searches")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
@@ -866,7 +874,15 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
-    small = {"data": "digits", "model": "linear", "rounds": 2, "epochs": 1, "search_rounds": 1, "seeds": (0,)}
+    small = {
+        "data": "digits",
+        "model": "linear",
+        "rounds": 2,
+        "epochs": 1,
+        "ft_epochs": 1,
+        "search_rounds": 1,
+        "seeds": (0,),
+    }
     first = replace(PFEDMB_TABLE1, name="first", arms=(arm,), **small)
     waits = replace(first, name="waits", searched_in="elsewhere")
     for one in (first, waits, replace(first, name="elsewhere")):

@@ -74,7 +74,7 @@ def test_a_search_without_ladders_is_its_grid() -> None:
 def test_a_sweep_climbs_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arm = Arm("fedavg", "fedavg", "FedAvg", None, ({"lr": 0.001},), ladders={"lr": RUNGS})
     tiny = replace(
-        PFEDMB_TABLE1, name="tiny", data="digits", model="linear", rounds=2, epochs=1, arms=(arm,), seeds=(0,),
+        PFEDMB_TABLE1, name="tiny", data="digits", model="linear", rounds=2, epochs=1, ft_epochs=1, arms=(arm,), seeds=(0,),
         search_rounds=1, candidates=(3, 9), patience=1, common={"ft_factors": "0,1"},
     )  # fmt: skip
     monkeypatch.setitem(protocols.EXPERIMENTS, "tiny", tiny)

@@ -80,7 +80,14 @@ def enter_steady(monkeypatch: pytest.MonkeyPatch) -> str:
     """An experiment of two candidates of FedAvg, two seeds of FedAvg and Local: long enough for a middle."""
     fedavg, local = PFEDMB_TABLE1.arm("fedavg"), PFEDMB_TABLE1.arm("local")
     arms = (replace(fedavg, grid=fedavg.grid[:2]), replace(local, grid=()))
-    settings = {"data": "digits", "model": "linear", "rounds": ROUNDS, "epochs": 1, "search_rounds": 3}
+    settings = {
+        "data": "digits",
+        "model": "linear",
+        "rounds": ROUNDS,
+        "epochs": 1,
+        "ft_epochs": 1,
+        "search_rounds": 3,
+    }
     steady = replace(PFEDMB_TABLE1, name="steady", arms=arms, seeds=(0, 1), **settings)
     monkeypatch.setitem(EXPERIMENTS, "steady", steady)
     return "steady"
@@ -102,6 +109,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
         model="small_cnn",
         rounds=2,
         epochs=1,
+        ft_epochs=1,
         search_rounds=1,
         arms=arms,
         seeds=(0, 1),
@@ -398,8 +406,8 @@ from pfl_lite.results.ledger import Ledger
 
 if __name__ == "__main__":
     long = replace(
-        protocols.PFEDMB_TABLE1, name="long", data="digits", model="linear", rounds=100_000, epochs=1, eval_every=100_000,
-        arms=(replace(protocols.PFEDMB_TABLE1.arm("local"), grid=()),),
+        protocols.PFEDMB_TABLE1, name="long", data="digits", model="linear", rounds=100_000, epochs=1, ft_epochs=1,
+        eval_every=100_000, arms=(replace(protocols.PFEDMB_TABLE1.arm("local"), grid=()),),
     )
     protocols.EXPERIMENTS["long"] = long
     runner.reproduce("long", seeds=[0], device="cpu", ledger=Ledger(Path.cwd()))

@@ -42,11 +42,11 @@ def paper_tables() -> tuple[dict[str, str], ...]:
 def printed(paper: str, table: str, method: str, setting: str = "", **where: str) -> float | None:
     """A number as the paper prints it, in percent: the first row that fits; None if the numbers are not at hand.
 
-    `where`: other columns of the file and what they hold, e.g. `dataset="CIFAR10"`.
+    `setting`: a part of what that column of the file holds; `where`: other columns, e.g. `dataset="CIFAR10"`.
     """
-    wanted = {"table": table, "method": method} | where
+    wanted = {"paper": paper, "table": table, "method": method} | where
     for row in paper_tables():
-        if row["paper"].startswith(paper) and setting in row["setting"] and wanted.items() <= row.items():
+        if setting in row["setting"] and wanted.items() <= row.items():
             return float(row["value_percent"])
     return None
 
@@ -94,11 +94,11 @@ class Experiment:
     deviations: tuple[str, ...]
     participation: float = 1.0
     model: str = "lenet"
-    ft_every: int = 1
+    ft_every: int = 0
     patience: int = 0
     """Rounds without a better validation accuracy after which a result ends; 0: every result has all its rounds."""
-    ft_epochs: int | None = 0
-    """Epochs of fine-tuning after the last round: 0 stands for the local epochs, None for each method's own default."""
+    ft_epochs: int | None = None
+    """Epochs of fine-tuning after the last round; None stands for each method's own default."""
     eval_every: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     search_rounds: int = 5
@@ -176,7 +176,7 @@ class Experiment:
         names = ("data", "model", "partition", "clients", "epochs", "batch_size", "participation", "ft_every")
         found: Settings = {name: getattr(self, name) for name in (*names, "eval_every", "patience")}
         found |= {"seed": seed, "rounds": rounds}
-        found |= {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs or self.epochs}
+        found |= {} if self.ft_epochs is None else {"ft_epochs": self.ft_epochs}
         return found | self.common
 
     def arm(self, key: str) -> Arm:

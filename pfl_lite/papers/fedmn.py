@@ -266,8 +266,6 @@ def fedem_experiment(name: str, title: str, one: Setting, **others: Any) -> Expe
     alike = ("data", "partition", "clients", "model", "batch_size", "stands_in", "unavailable")
     settings: Settings = {each: getattr(one, each) for each in alike} | {
         "epochs": 1,
-        "ft_every": 0,
-        "ft_epochs": None,
         "eval_every": 5,
         "seeds": (0,),
         "search_rounds": SEARCH_ROUNDS,
@@ -367,8 +365,6 @@ FEDMN_GROUPS = Experiment(
         "pre-training and 16 of their own, FedAvg 24; momentum 0.9, three rates for every row, chosen on validation images of "
         "another seed (100).",
     ),
-    ft_every=0,
-    ft_epochs=None,
     seeds=(0, 1, 2, 3, 4),
     search_rounds=24,
     common={"momentum": 0.9},

@@ -154,6 +154,8 @@ PFEDMB_TABLE1 = Experiment(
     rounds=30,
     epochs=5,
     batch_size=64,
+    ft_every=1,
+    ft_epochs=5,
     seeds=TABLE1_SEEDS,
     arms=table1_arms({"grid": PLAIN_RATES}, {"grid": BRANCH_RATES}),
     deviations=table1_deviations(
@@ -266,7 +268,7 @@ def pfedmb_table2(setting: str) -> Experiment:
             "Fine-tuning is not specified: each method's own client routine once more, E = 5 epochs.",
             shared=clients == 15,
         ),
-        ft_every=0,
+        ft_epochs=5,
         eval_every=5,
         searched_in=follows,
         paper_budget=SEARCHED

@@ -102,8 +102,6 @@ def pflmoe(pair: str, alpha: str) -> Experiment:
             "0.1, divided by ten every 100 epochs, or of Adam, whichever came out better.",
             *said,
         ),
-        ft_every=0,
-        ft_epochs=None,
         eval_every=10,
         seeds=seeds,
         common={"lr": 0.01, "momentum": 0.5, "val_fraction": 0.0, "whole_test": True}

@@ -68,8 +68,6 @@ def comparison(name: str, words: str, partition: str) -> Experiment:
         batch_size=20,
         arms=tuple(arms),
         deviations=(),
-        ft_every=0,
-        ft_epochs=None,
         eval_every=4,
         seeds=(0, 1, 2, 3, 4),
         search_rounds=10,

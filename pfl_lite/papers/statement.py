@@ -13,8 +13,6 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers.experiment import paper_tables
 from pfl_lite.papers.statistics import ONE_SIDED, Array, Estimate, combined, holm, two_way, verdict, widening
 
-PAPERS = {"pFedMB": "pFedMB (long version)", "FedMN": "FedMN", "PFL-MoE": "PFL-MoE"}
-
 Run = dict[str, Any]  # a result as its file in the ledger holds it
 # Arm -> its runs; but for claims `of_links` the same seeds in the same order for every arm.
 Runs = dict[str, list[Run]]
@@ -357,28 +355,20 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
     CLAIMS[id] = Claim(id, experiment, text, arms, test, of_links=True)
 
 
-SETTING_NAMES: dict[str, Callable[[dict[str, str]], str]] = {  # what a row's setting is called
-    "pFedMB": lambda row: f"{row['dataset']}, {', '.join(row['setting'].split('; ')[:2])}",
-    "FedMN": lambda row: row["dataset"],
-    "PFL-MoE": lambda row: f"{row['dataset']}, {row['model']}, {row['setting'].rpartition(' ')[2]}",
-}
-
-
 def printed_table(paper: str, table: str) -> pd.DataFrame:
-    """A table as the paper prints it: a row a setting in the paper's order, a column a method, percent.
+    """A table as the paper prints it: a row a setting (`in_short`) in the paper's order, a column a method, percent.
 
     Raises:
         InputError: the papers' numbers are not at hand.
     """
-    rows = [row for row in paper_tables() if row["paper"] == PAPERS[paper] and row["table"] == table]
+    rows = [row for row in paper_tables() if (row["paper"], row["table"]) == (paper, table)]
     if not rows:
         raise InputError(
             f"the papers' numbers are not here: data/paper_tables.csv lacks {paper}'s table {table}"
         )
-    frame = pd.DataFrame(rows).assign(setting=[SETTING_NAMES[paper](row) for row in rows])
-    frame = frame.astype({"value_percent": float})
-    whole = frame.pivot(index="setting", columns="method", values="value_percent")
-    return whole.loc[frame["setting"].unique()]
+    frame = pd.DataFrame(rows).astype({"value_percent": float})
+    whole = frame.pivot(index="in_short", columns="method", values="value_percent")
+    return whole.loc[frame["in_short"].unique()].rename_axis(index="setting")
 
 
 def count(fits: pd.Series) -> str:
