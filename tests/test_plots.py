@@ -146,7 +146,7 @@ def test_a_figure_keeps_its_colors_when_it_is_made_small() -> None:
 
 
 def test_bubbles_have_the_area_of_the_counts() -> None:
-    figure = plots.plot_partition(COUNTS, classes=("cat", "dog", "owl"), title="Who holds what")
+    figure = plots.plot_partition(COUNTS)
     drawn(figure)
     top, main = figure.axes
     assert [bar.get_height() for bar in top.patches] == COUNTS.sum(axis=1).tolist()
@@ -159,7 +159,7 @@ def test_bubbles_have_the_area_of_the_counts() -> None:
     for (client, c), area in areas.items():
         assert area / areas[2, 0] == pytest.approx(COUNTS[client, c] / 90)
     assert main.get_xlabel() == "client" and main.get_ylabel() == "class" and top.get_ylabel() == "images"
-    assert [tick.get_text() for tick in main.get_yticklabels()] == ["cat", "dog", "owl"]
+    assert [tick.get_text() for tick in main.get_yticklabels()] == ["0", "1", "2"]
     legend = main.get_legend()
     assert legend.get_title().get_text() == "training images"
     assert [text.get_text() for text in legend.get_texts()] == ["5", "20", "90"]
@@ -169,12 +169,11 @@ def test_bubbles_have_the_area_of_the_counts() -> None:
 
 def test_a_federation_is_asked_for_its_counts() -> None:
     def class_counts(split: str = "train") -> np.ndarray:
-        return COUNTS if split == "val" else COUNTS[::-1]
+        return COUNTS if split == "train" else COUNTS[::-1]
 
     federation = SimpleNamespace(class_counts=class_counts, card=SimpleNamespace(classes=("x", "y", "z")))
-    top, main = plots.plot_partition(federation, split="val").axes
+    top, main = plots.plot_partition(federation).axes
     assert [bar.get_height() for bar in top.patches] == COUNTS.sum(axis=1).tolist()
-    assert main.get_legend().get_title().get_text() == "validation images"
     assert [tick.get_text() for tick in main.get_yticklabels()] == ["x", "y", "z"]
 
 
@@ -189,7 +188,7 @@ def legend_of(figure: Figure) -> list[str]:
 
 
 def test_curves_are_means_and_bands_are_extremes() -> None:
-    figure = plots.plot_curves(runs(), quantity="tuned", title="Five pairs")
+    figure = plots.plot_curves(runs(), quantity="tuned")
     drawn(figure)
     (axes,) = figure.axes
     assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Local"]  # in the order of the lines' ends
@@ -364,8 +363,6 @@ def test_what_cannot_be_drawn() -> None:
     for counts in (np.zeros((2, 2)), np.array([1, 2]), np.array([[1, -1]]), np.zeros((0, 3))):
         with pytest.raises(InputError, match="at least one image"):
             plots.plot_partition(counts)
-    with pytest.raises(InputError, match="2 class names"):
-        plots.plot_partition(COUNTS, classes=("a", "b"))
     with pytest.raises(InputError, match="tuned, personal"):
         plots.plot_curves(runs())
     with pytest.raises(InputError, match="not 'loss'"):
@@ -431,7 +428,7 @@ def test_an_animation_without_frames_or_words_is_refused(frames: tuple[int, ...]
 
 
 def test_pairs_are_dots_around_the_diagonal() -> None:
-    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"], color="#112233")
+    figure = plots.plot_pairs([50, 60, 70], [55, 60, 90], names=["A: x", "B: y"])
     assert drawn(figure)
     (axes,) = figure.axes
     assert axes.collections[0].get_offsets().tolist() == [[50, 55], [60, 60], [70, 90]]
@@ -442,12 +439,10 @@ def test_pairs_are_dots_around_the_diagonal() -> None:
         plots.plot_pairs([1, 2], [1], names=["A", "B"])
 
 
-def test_curves_take_other_names_and_colors() -> None:
-    figure = plots.plot_curves(
-        runs(), quantity="tuned", colors={"local": "#112233"}, names={"local": "Alone"}
-    )
+def test_curves_take_other_colors() -> None:
+    figure = plots.plot_curves(runs(), quantity="tuned", colors={"local": "#112233"})
     shades = {line.get_color() for line in figure.axes[0].lines}
-    assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Alone"]
+    assert legend_of(figure) == ["pFedMB, eq. 6", "pFedMB", "Local"]
     assert {"#112233", plots.METHOD_COLORS["pfedmb"]} < shades
 
 

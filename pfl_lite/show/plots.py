@@ -169,34 +169,20 @@ def label(method: str) -> str:
     return METHOD_LABELS.get(method.replace("-", "_"), method)
 
 
-def plot_partition(
-    federation: Federation | ArrayLike,
-    *,
-    split: str = "train",
-    classes: Sequence[str] | None = None,
-    title: str | None = None,
-) -> Figure:
-    """Draw who holds what: images per client above, and a client x class picture of the counts below.
+def plot_partition(federation: Federation | ArrayLike) -> Figure:
+    """Draw who holds what: training images per client above, and a client x class picture of the counts below.
 
     `federation` is a Federation or an array of counts [clients, classes]; a bubble's area is proportional to its number of
     images. Raises InputError for another shape.
     """
     counted = getattr(federation, "class_counts", None)
-    counts = np.asarray(federation if counted is None else counted(split))
+    counts = np.asarray(federation if counted is None else counted("train"))
     if counts.ndim != 2 or counts.size == 0 or counts.min() < 0 or counts.max() == 0:
         raise InputError("a partition's picture needs counts [clients, classes] with at least one image")
-    if classes is None and (card := getattr(federation, "card", None)) is not None:
-        classes = card.classes
-    names = list(classes) if classes is not None else [str(c) for c in range(counts.shape[1])]
-    if len(names) != counts.shape[1]:
-        raise InputError(f"{len(names)} class names do not fit {counts.shape[1]} classes")
-    images = {"train": "training images", "val": "validation images", "test": "test images"}.get(
-        split, "images"
-    )
+    card = getattr(federation, "card", None)
+    names = [str(c) for c in range(counts.shape[1])] if card is None else list(card.classes)
     with plt.rc_context(STYLE):
-        figure = _bubbles(counts, names, images)
-        if title:
-            figure.suptitle(title, fontweight="bold")
+        figure = _bubbles(counts, names)
     plt.close(figure)
     return figure
 
@@ -207,19 +193,17 @@ def plot_curves(
     quantity: str | None = None,
     percent: bool = True,
     ylabel: str | None = None,
-    title: str | None = None,
     colors: Mapping[str, str] | None = None,
-    names: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw one line a method over the rounds, with a band from the lowest to the highest seed.
 
     `frame` is tidy: `round`, `value` and `method` (or `arm`, which goes first), optionally `seed`, `client`
     (averaged over) and `quantity` (to choose from with the argument). Of several `split`s and `model`s, as in a run's
     `history.frame()`, the clients' own models (`personal`) on test images are drawn. Fractions are shown as percentages
-    unless `percent` is off. `colors` and `names` of some methods go before those of the book. Raises InputError for missing
-    columns or an unclear quantity.
+    unless `percent` is off. `colors` of some methods go before those of the book. Raises InputError for missing columns or an
+    unclear quantity.
     """
-    colors, names = colors or {}, names or {}
+    colors = colors or {}
     frame, by = _tidy(frame, quantity, ("round", "value"))
     seeds = frame["seed"].nunique() if "seed" in frame else 1
     each = [by, "round", "seed"] if "seed" in frame else [by, "round"]
@@ -241,11 +225,9 @@ def plot_curves(
         note = f"band: lowest to\nhighest of {seeds} seeds" if seeds > 1 else None
         handles = axes.get_legend_handles_labels()[0]
         axes.legend(
-            handles, [names.get(name) or label(name) for name in order], loc="upper left", bbox_to_anchor=(1.01, 1),
+            handles, [label(name) for name in order], loc="upper left", bbox_to_anchor=(1.01, 1),
             title=note, title_fontsize=9, alignment="left",
         )  # fmt: skip
-        if title:
-            axes.set_title(title)
     plt.close(figure)
     return figure
 
@@ -276,14 +258,7 @@ def plot_history(history: History, method: str = "") -> Figure:
     return figure
 
 
-def plot_clients(
-    frame: pd.DataFrame,
-    *,
-    quantity: str | None = None,
-    percent: bool = True,
-    xlabel: str | None = None,
-    title: str | None = None,
-) -> Figure:
+def plot_clients(frame: pd.DataFrame, *, quantity: str | None = None, percent: bool = True) -> Figure:
     """Draw how clients are spread, a row a method: one dot a client, quartiles as a box, the mean as a diamond.
 
     `frame` is tidy: `client`, `value` and `method` (or `arm`), optionally `seed` (averaged over), `quantity` (to choose from) and
@@ -305,14 +280,12 @@ def plot_clients(
         palette = {name: color(name) for name in order}
         sns.stripplot(table, **shared, hue=by, palette=palette, alpha=0.7, legend=False, jitter=0.15, ax=axes)
         axes.set_yticks(range(len(order)), [label(name) for name in order])
-        axes.set(xlabel=xlabel or ("test accuracy of a client (%)" if percent else "value"), ylabel="")
-        if title:
-            axes.set_title(title)
+        axes.set(xlabel="test accuracy of a client (%)" if percent else "value", ylabel="")
     plt.close(figure)
     return figure
 
 
-def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], color: str = "#0072B2") -> Figure:
+def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str]) -> Figure:
     """Draw one dot a client: method A's accuracy across, method B's up, and the diagonal on which they are equal.
 
     `a` and `b` are in percent, in the same order; `names` stand at the axes. Raises InputError for unequal numbers.
@@ -327,7 +300,7 @@ def plot_pairs(a: ArrayLike, b: ArrayLike, *, names: Sequence[str], color: str =
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(4.8, 4.8))
         axes.axline((low, low), slope=1, color="#4D4D4D", linestyle="--", lw=1)
-        sns.scatterplot(x=across, y=up, s=28, color=color, alpha=0.75, linewidth=0, ax=axes)
+        sns.scatterplot(x=across, y=up, s=28, color="#0072B2", alpha=0.75, linewidth=0, ax=axes)
         axes.set(xlabel=names[0], ylabel=names[1], aspect="equal")
         axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge))
     plt.close(figure)
@@ -507,7 +480,7 @@ def _tidy(frame: pd.DataFrame, quantity: str | None, needed: Sequence[str]) -> t
     return frame, by
 
 
-def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
+def _bubbles(counts: np.ndarray, names: list[str]) -> Figure:
     clients, classes = counts.shape
     size = float(np.clip(0.3 * clients + 2.6, 6.4, 12)), float(np.clip(0.24 * classes + 2.2, 3.6, 10))
     heights = [0.9, size[1] - 1.7]
@@ -540,7 +513,13 @@ def _bubbles(counts: np.ndarray, names: list[str], images: str) -> Figure:
                markersize=float(np.sqrt(biggest * n / largest)))
         for n in steps
     ]  # fmt: skip
-    main.legend(handles=handles, title=images, loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.0)
+    main.legend(
+        handles=handles,
+        title="training images",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        labelspacing=1.0,
+    )
     return figure
 
 
