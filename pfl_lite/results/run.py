@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,13 +108,7 @@ def reproduce(
     done = Swept([], 0, 0)
     for number, plan in enumerate(plans, 1):
         part = run_plan(plan, workers, scheduler, deadline)
-        done = Swept(
-            written=done.written + part.written,
-            left=done.left + part.left,
-            interrupted=part.interrupted,
-            results=done.results + part.results,
-            given_up=done.given_up + part.given_up,
-        )
+        done = Swept(*map(add, done, part))  # the first that is interrupted ends the sweep
         if done.interrupted or time.monotonic() >= deadline:
             later = sum(rest.left() for rest in plans[number:])
             done = done._replace(left=done.left + later)
