@@ -78,22 +78,6 @@ def order_says(ours: float, paper: float, others: Sequence[tuple[str, float, flo
     return "trend only", f"no row more than {TIE} points away contradicts the paper's order"
 
 
-def runs_of(experiment: Experiment, ledger: Ledger, *, unfinished: bool = False) -> dict[str, list[Run]]:
-    """Every arm's complete runs (or the unfinished ones), by seed; an arm's that is another experiment's come from there."""
-    homes = {arm.key: home_of(experiment, arm) for arm in experiment.arms}
-    names = {home.name for home, _ in homes.values()}
-    there = {name: ledger.read(name, unfinished=unfinished) for name in names}
-    return {
-        key: [
-            run
-            for run in there[home.name]
-            # another experiment may have more seeds than this one asks for
-            if run["arm"] == own.key and (home is experiment or run["seed"] in experiment.seeds)
-        ]
-        for key, (home, own) in homes.items()
-    }
-
-
 class Found(NamedTuple):
     """What the ledger holds of an arm."""
 
@@ -109,17 +93,27 @@ class Found(NamedTuple):
 
 
 def found_of(experiment: Experiment, ledger: Ledger) -> dict[str, Found]:
-    """What the ledger holds of every arm."""
-    every, begun = runs_of(experiment, ledger), runs_of(experiment, ledger, unfinished=True)
+    """What the ledger holds of every arm; an arm's runs that another experiment makes come from there."""
+    homes = {arm.key: home_of(experiment, arm) for arm in experiment.arms}
+    names = {home.name for home, _ in homes.values()}
+    there = {name: (ledger.read(name), ledger.read(name, unfinished=True)) for name in names}
     found = {}
-    for arm in experiment.arms:
-        home, own = home_of(experiment, arm)
+    for key, (home, own) in homes.items():
         trained = home.arm(own.trained_by or own.key)
-        some = every[arm.key], begun[arm.key], ledger.diverged(home.name, trained.key)
-        runs, undone, failed = ([one for one in each if one["seed"] in experiment.seeds] for each in some)
-        strays = [run["seed"] for run in every[arm.key] if run["seed"] not in experiment.seeds]
-        found[arm.key] = Found(runs, undone, trained, failed, strays)
+        complete, begun = ([run for run in some if run["arm"] == own.key] for some in there[home.name])
+        every = complete, begun, ledger.diverged(home.name, trained.key)
+        runs, undone, failed = ([one for one in some if one["seed"] in experiment.seeds] for some in every)
+        # another experiment may well have more seeds than this one asks for
+        strays = [
+            run["seed"] for run in complete if home is experiment and run["seed"] not in experiment.seeds
+        ]
+        found[key] = Found(runs, undone, trained, failed, strays)
     return found
+
+
+def runs_of(experiment: Experiment, ledger: Ledger) -> dict[str, list[Run]]:
+    """Every arm's complete runs with the protocol's seeds, by seed."""
+    return {key: one.runs for key, one in found_of(experiment, ledger).items()}
 
 
 def detours(found: Found) -> list[str]:
@@ -205,13 +199,11 @@ def table(
     experiment = get_experiment(experiment, budget) if isinstance(experiment, str) else experiment
     ledger = ledger or Ledger()
     found = found_of(experiment, ledger)
-    rows = []
+    parts = []
     for measure, words in experiment.measures.items():
-        some = rows_of(experiment, measure, found)
-        rows += [row | {"Method": f"{words}: {row['Method']}"} if words else row for row in some]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    numbers = ["Paper (%)", "Ours (%)", "s.d.", "Gap"]
-    frame = frame.astype(dict.fromkeys(numbers, float))
+        part = rows_of(experiment, measure, found)
+        parts.append(part.assign(Method=f"{words}: " + part["Method"]) if words else part)
+    frame = pd.concat(parts, ignore_index=True)
     frame.attrs = {
         "title": experiment.heading,
         "notes": [*orders(experiment, found), *experiment.deviations, *unequal(ledger, experiment)],
@@ -259,8 +251,8 @@ def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     ]
 
 
-def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) -> list[dict[str, Any]]:
-    """A table's rows for one measure."""
+def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) -> pd.DataFrame:
+    """A table's rows for one measure, by arm."""
     scores = {key: {run["seed"]: accuracy(run, measure) for run in one.runs} for key, one in found.items()}
     ours = {key: float(np.mean(list(some.values()))) for key, some in scores.items() if some}
     papers = {arm.key: arm.papers.get(measure, arm.paper) for arm in experiment.arms}
@@ -301,7 +293,8 @@ def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) ->
                 row["Status"], why = judge(ours[arm.key], row["s.d."], paper, others)
         reasons = [why, *shortfalls(experiment, arm, found[arm.key]), *detours(found[arm.key])]
         rows.append(row | {"Reason": "; ".join(filter(None, reasons))})
-    return rows
+    frame = pd.DataFrame(rows, index=[arm.key for arm in experiment.arms], columns=COLUMNS)
+    return frame.astype(dict.fromkeys(("Paper (%)", "Ours (%)", "s.d.", "Gap"), float))
 
 
 def lead_of(one: dict[int, float], other: dict[int, float]) -> float | None:

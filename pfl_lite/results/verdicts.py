@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pandas as pd
 
@@ -43,7 +43,7 @@ from pfl_lite.papers.statement import (
     with_seeds,
 )
 from pfl_lite.results.ledger import Ledger, Run
-from pfl_lite.results.tables import AT_THE_LIMIT, found_of, unlike_settings
+from pfl_lite.results.tables import AT_THE_LIMIT, runs_of, unlike_settings
 
 SEEDS = 3  # fewer seeds than this are named in the note
 LONG = ("pfedmb-table2",)  # groups of which every row has run with the paper's budget
@@ -206,9 +206,7 @@ def claims(
     order = list(EXPERIMENTS)
     chosen.sort(key=lambda one: min(order.index(name) for name in one.needs))
     needed = {name for one in chosen for name in one.needs}
-    there = {name: found_of(get_experiment(name, budget), ledger) for name in sorted(needed)}
-    # a seed beside the plan is not among `runs`
-    found = {name: {arm: one.runs for arm, one in arms.items()} for name, arms in there.items()}
+    found = {name: runs_of(get_experiment(name, budget), ledger) for name in sorted(needed)}
     return [check(one, found, budget) for one in chosen]
 
 
@@ -218,12 +216,6 @@ def longest(experiment: str | None = None, ledger: Ledger | None = None) -> list
     groups = {one.experiment for one in found}.intersection(LONG)
     long = {one.id: one for group in groups for one in claims(group, ledger, "paper")}
     return [long.get(one.id, one) for one in found]
-
-
-def frame(results: Sequence[ClaimResult]) -> pd.DataFrame:
-    """The results as a data frame, one row a claim."""
-    columns = "id experiment text statistic value se interval threshold verdict seeds note"
-    return pd.DataFrame([asdict(result) for result in results], columns=columns.split())
 
 
 def checked(paper: str | None = None) -> pd.DataFrame:

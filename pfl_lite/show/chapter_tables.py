@@ -19,7 +19,7 @@ from pfl_lite.papers.experiment import DEFAULT_BUDGET, either, own_names
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.plan import Plan
-from pfl_lite.results.tables import accuracy, runs_of
+from pfl_lite.results.tables import accuracy, found_of, rows_of, runs_of
 from pfl_lite.results.tables import table as table_of
 
 BELOW, ABOVE = "213,94,0", "0,114,178"  # vermilion and blue of the color-blind-safe palette
@@ -204,7 +204,10 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
         key: _one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
     }
     for name, own, planned in zip(names, own_names(names), some, strict=True):
-        frame = _measured(planned, table_of(name, ledger), measure)
+        measured = next(iter(planned.measures)) if measure is None else measure
+        if measured not in planned.measures:
+            raise unknown(f"measure of {name}", measured, planned.measures)
+        frame = rows_of(planned, measured, found_of(planned, ledger or Ledger()))
         rounds = [str(planned.rounds_of(arm)) for arm in planned.arms]
         few = (frame["Seeds"] < len(planned.seeds)) | (frame["Rounds"] != rounds)
         ours = [
@@ -239,17 +242,6 @@ def not_run(*names: str, ledger: Ledger | None = None) -> Markdown:
     about = f"Not run yet: {'; '.join(said)}. `pfl-lite ledger missing NAME` prints the commands, e.g. for `{names[0]}`."
     # a page would show the name of this class in place of an empty text
     return Markdown(about if said else "Every row has a run.")
-
-
-def _measured(experiment: Experiment, frame: pd.DataFrame, measure: str | None = None) -> pd.DataFrame:
-    """The rows of an experiment's table for one measure (the first, unless told), by arm."""
-    known = list(experiment.measures)
-    measure = known[0] if measure is None else measure
-    if measure not in known:
-        raise unknown(f"measure of {experiment.name}", measure, known)
-    words = experiment.measures[measure]
-    labels = [f"{words}: {arm.label}" if words else arm.label for arm in experiment.arms]
-    return frame.set_index("Method").loc[labels].set_axis([arm.key for arm in experiment.arms], axis=0)
 
 
 def _one_label(labels: Sequence[str]) -> str:
