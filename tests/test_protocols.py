@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
-from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, every_budget, get_experiment, members
+from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, every_budget, get_experiment, members, statement
 from pfl_lite.results import executors
 from pfl_lite.results import run as runner
 from pfl_lite.results.ledger import Ledger
@@ -127,6 +130,20 @@ def test_printed_numbers_stand_beside_the_paper_s_data_only() -> None:
         found = EXPERIMENTS[f"pfedmb-table3-{setting}"]
         assert found.arm(f"b{number}").paper == EXPERIMENTS[f"pfedmb-table2-{setting}"].arm("pfedmb").paper
         assert found.arm("b2").paper is None
+
+
+def test_the_paper_of_the_guide_can_be_declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(statement, "CLAIMS", {})
+    guide = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"   ```python\n(.*?)   ```", guide, re.DOTALL)
+    named: dict[str, Any] = {}
+    exec(textwrap.dedent(code), named)
+    (one,) = named["DITTO"]
+    test_every_search_and_every_result_has_settings_that_can_be(one)
+    test_all_methods_are_searched_alike(one)
+    assert one.settings(0, 1)["ft_every"] == 0 and "ft_epochs" not in one.settings(0, 1)
+    assert table(one, Ledger(tmp_path))["Status"].tolist() == ["not run", "not run"]
+    assert statement.CLAIMS["D1"].needs == {one.name: ("ditto", "fedavg")}
 
 
 def test_wrong_names_are_answered() -> None:

@@ -12,8 +12,9 @@ from pfl_lite.papers.pflmoe import sentences as pflmoe_sentences
 from pfl_lite.papers.scenarios import SCENARIOS, WHEN
 
 __all__ = [
-    "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "PFEDMB_TABLE1", "SCENARIOS", "SENTENCES", "TABLE2_SETTINGS", "Arm",
-    "Experiment", "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables", "pflmoe", "stand_ins",
+    "BUDGETS", "DEFAULT_BUDGET", "EXPERIMENTS", "GROUPS", "LONG", "PFEDMB_TABLE1", "PROPOSED", "SCENARIOS", "SENTENCES",
+    "TABLE2_SETTINGS", "Arm", "Experiment", "Settings", "every_budget", "get_experiment", "home_of", "members", "paper_tables",
+    "pflmoe", "stand_ins",
 ]  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -38,6 +39,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 SENTENCES = {"pFedMB": pfedmb.sentences, "FedMN": fedmn.sentences, "PFL-MoE": pflmoe_sentences}
 """What each paper says that its own printed numbers decide."""
+
+PROPOSED = ("pfedmb", "fedmn", "pfl_mf", "pfl_mfe")
+"""The methods that the papers propose: a table says their place in its order."""
+
+LONG = ("pfedmb-table2",)
+"""Groups of which every row has run with the paper's budget, so that their claims are told from it."""
 
 LISTED = "`pfl-lite experiments` lists them all"
 

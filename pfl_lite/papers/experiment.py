@@ -56,10 +56,14 @@ class Arm:
     """One row of a table: a method with fixed settings, and the grid that is searched on validation data."""
 
     key: str
+    """What files and commands call it (`reproduce --methods`): the method, or the method and what tells it from its others."""
     method: str
     label: str
+    """What tables call it."""
     paper: float | None
+    """The paper's number for it in percent; None: the paper has no such row."""
     grid: tuple[Settings, ...]
+    """The candidates; none where everything is fixed or taken over."""
     settings: Settings = field(default_factory=dict)
     ladders: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting -> its values in order: where the search goes on from the grid (`climbed`), in steps to the next value."""
@@ -80,7 +84,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure: what is trained on what, for how long, and beside which printed numbers it is put."""
+    """One table or figure: what is trained on what, for how long, and beside which printed numbers it is put.
+
+    What has the name of a run's setting (`pfl_lite.config.RunConfig`) is that setting of every arm; `common` holds further ones.
+    """
 
     name: str
     title: str

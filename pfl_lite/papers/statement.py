@@ -122,7 +122,7 @@ def claim(
 
     def register(test: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
         of_all = test if several is needs else lambda runs, level: test(runs[experiment], level)
-        assert id not in CLAIMS, id
+        assert id not in CLAIMS, f"two claims are called {id}"
         CLAIMS[id] = Claim(id, experiment, text, several, of_all)
         return test
 
@@ -351,7 +351,7 @@ def linked(id: str, experiment: str, text: str, links: Sequence[Link], starts: s
         return replace(outcome(statistic, one, level, note, decided), threshold=weakest.above, seeds=seeds)
 
     arms = {name: tuple(sorted(some)) for name, some in needs.items()}
-    assert id not in CLAIMS, id
+    assert id not in CLAIMS, f"two claims are called {id}"
     CLAIMS[id] = Claim(id, experiment, text, arms, test, of_links=True)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pfl_lite.engine.history import converged_in, diverged_in
-from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, home_of
+from pfl_lite.papers import DEFAULT_BUDGET, PROPOSED, Arm, Experiment, get_experiment, home_of
 from pfl_lite.papers.statement import NotTestable, per_client, seeds_of_all, with_seeds
 from pfl_lite.papers.statistics import agreement, ranks
 from pfl_lite.results.ledger import Ledger, Run, flat, reached, unlike
@@ -185,7 +185,6 @@ def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:
 
 
 LEAST_ROWS = 3  # with both numbers, below which an order says nothing
-OWN_METHODS = ("pfedmb", "fedmn", "pfl_mf", "pfl_mfe")  # those that the three papers propose
 
 
 def table(
@@ -233,7 +232,7 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
             for arm, theirs, mine in zip(
                 rows, ranks(paper), ranks(np.nanmean(ours, axis=(0, 1))), strict=True
             )
-            if arm.method in OWN_METHODS
+            if arm.method in PROPOSED
         )
         low, high = agreed.interval
         said.append(

@@ -22,6 +22,7 @@ from pfl_lite.papers import (
     DEFAULT_BUDGET,
     EXPERIMENTS,
     GROUPS,
+    LONG,
     SENTENCES,
     Experiment,
     get_experiment,
@@ -46,7 +47,6 @@ from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import AT_THE_LIMIT, runs_of, unlike_settings
 
 SEEDS = 3  # fewer seeds than this are named in the note
-LONG = ("pfedmb-table2",)  # groups of which every row has run with the paper's budget
 NAMED = 2  # experiments that are named in a note; more are counted
 UNLIKE = "the runs have different numbers of clients"
 BY_RULE = "converged after "
