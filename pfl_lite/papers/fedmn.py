@@ -154,19 +154,13 @@ def fedmn_table2(name: str) -> Experiment:
         search = {"pretrain": SEARCH_EACH, "rounds": 2 * SEARCH_EACH}
         own = arm("fedmn", "FedMN", pool, settings=first, rounds=last, search=search)
         as_wide = one.fedmn | {"width": SMALL_BLOCKS["encoder_width"], "pretrain": alike[0]}
-        additions = [("wide", f"blocks start at {WIDE}", own.settings | {"block_std": WIDE}, last)]
-        additions += [(way, words, as_wide | settings, sum(alike)) for way, (words, settings) in WAYS.items()]
-        ours = [
-            replace(
-                own,
-                key=f"fedmn-{way}",
-                label=f"{pool}, {words}",
-                paper=None,
-                settings=settings,
-                rounds=rounds,
-            )
-            for way, words, settings, rounds in (additions if one.ours else ())
-        ]
+
+        def addition(way: str, words: str, settings: Settings, rounds: int) -> Arm:
+            key, label = f"fedmn-{way}", f"{pool}, {words}"
+            return replace(own, key=key, label=label, paper=None, settings=settings, rounds=rounds)
+
+        ours = [addition("wide", f"blocks start at {WIDE}", own.settings | {"block_std": WIDE}, last)]
+        ours += [addition(way, words, as_wide | more, sum(alike)) for way, (words, more) in WAYS.items()]
         return (
             arm("local", "Local"),
             arm("fedavg", "FedAvg"),
@@ -176,7 +170,7 @@ def fedmn_table2(name: str) -> Experiment:
             arm("pfedme", "pFedMe", called, nearest),
             arm("fedem", "FedEM", settings={"components": 3}),
             own,
-            *ours,
+            *(ours if one.ours else ()),
         )
 
     seeds = (0, 1, 2, 3, 4)
