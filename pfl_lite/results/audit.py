@@ -257,17 +257,10 @@ def gaps_of(
             after = plan.searching.command(plan.source(first).key)
         elif waits := [seed for seed in lacking if plan.awaits(first, seed)]:
             after = plan.leader(first).command(str(first.rates_of), ",".join(map(str, waits)))
-        known: dict[bool, list[float]] = {False: [], True: []}  # on a GPU?
-        for run in ledger.read(experiment.name):
-            if run["arm"] in keys:
-                known[not run.get("device", "cpu").startswith("cpu")].append(run["seconds"])
-        times = known[False] or known[True]
-        row = (
-            ",".join(map(str, lacking)),
-            after,
-            median(times) if times else None,
-            not known[False] and bool(times),
-        )
+        there = [run for run in ledger.read(experiment.name) if run["arm"] in keys]
+        mine = [run for run in there if run.get("device", "cpu").startswith("cpu")]
+        time = median(run["seconds"] for run in mine or there) if there else None
+        row = (",".join(map(str, lacking)), after, time, bool(there) and not mine)
         others, number = together.get(row, ([], 0))
         together[row] = [*others, *keys], number + len(some)
     found = [
