@@ -771,6 +771,8 @@ def table(
 
     Examples: `pfl-lite table pfedmb-table1 --format markdown`, `pfl-lite table pflmoe-fig1`
     """
+    import pandas as pd
+
     from pfl_lite.papers import members, stand_ins
     from pfl_lite.results import tables
     from pfl_lite.results.ledger import Ledger
@@ -782,7 +784,8 @@ def table(
         typer.echo(render(figures.figure(experiment, there, budget_name), format, digits=4), nl=apart)
         return
     found = {name: tables.table(name, there, budget_name) for name in members(experiment)}
-    for frame in [tables.stacked(found)] if format == "csv" else found.values():
+    whole = pd.concat(found, names=["experiment"]).reset_index("experiment")
+    for frame in [whole] if format == "csv" else found.values():
         typer.echo(render_table(frame, format), nl=apart)
     if format == "text" and (others := stand_ins(experiment)):
         typer.echo(f"\nWhat stands in for data or networks has tables of its own: {', '.join(others)}")

@@ -233,11 +233,9 @@ def run_tasks(
 
 def work(plan: Plan, pending: Sequence[Task]) -> str:
     """What there is to do, as `3 candidates to score, 1 result to train`; ladders may add candidates."""
-    counts = {
-        "candidate{} to score": sum(task.candidate is not None for task in pending),
-        "result{} to train": len(plan.missing()),
-    }
-    return ", ".join(f"{n} {what.format('s' * (n != 1))}" for what, n in counts.items() if n)
+    candidates, results = sum(task.candidate is not None for task in pending), len(plan.missing())
+    counts = (candidates, "candidate", "to score"), (results, "result", "to train")
+    return ", ".join(f"{n} {what}{'s' * (n != 1)} {to}" for n, what, to in counts if n)
 
 
 def progress(tasks: Iterable[Task], reached: dict[Key, int]) -> str:

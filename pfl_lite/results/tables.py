@@ -243,13 +243,6 @@ def orders(experiment: Experiment, found: Mapping[str, Found]) -> list[str]:
     return said
 
 
-def stacked(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The tables of some experiments, by name, as one with a first column `experiment`: what a program reads."""
-    return pd.concat([frame.assign(experiment=name) for name, frame in frames.items()])[
-        ["experiment", *COLUMNS]
-    ]
-
-
 def rows_of(experiment: Experiment, measure: str, found: Mapping[str, Found]) -> pd.DataFrame:
     """A table's rows for one measure, by arm."""
     scores = {key: {run["seed"]: accuracy(run, measure) for run in one.runs} for key, one in found.items()}
