@@ -179,16 +179,13 @@ def sharing_a_part(fed, start, rounds, EPOCHS, BATCH, LR, private=("fc2",), head
 
     gradient = torch.func.grad(loss)  # with respect to `moving` alone
 
-    def training(moving, fixed, t, i, phase="weights", epochs=EPOCHS, data=fed, seed=0):
-        mine = data.train[i]  # [n_i]
-        for order in epoch_orders(seed, t, i, phase, len(mine), epochs):
+    def sgd(moving, fixed, t, i, phase="weights", epochs=EPOCHS):  # the trained tensors
+        mine = fed.train[i]  # [n_i]
+        for order in epoch_orders(0, t, i, phase, len(mine), epochs):
             for rows in mine[order].split(BATCH):  # [b]
-                g = gradient(moving, fixed, data.images[rows], data.labels[rows])
+                g = gradient(moving, fixed, fed.images[rows], fed.labels[rows])
                 moving = {name: p - LR * g[name] for name, p in moving.items()}
-            yield moving  # after every epoch
-
-    def sgd(*what, **options):  # the trained tensors after the last epoch
-        return list(training(*what, **options))[-1]
+        return moving
 
     def pick(w, layers):  # the tensors of these layers
         return {name: p for name, p in w.items() if name.split(".")[0] in layers}
