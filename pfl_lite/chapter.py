@@ -31,7 +31,7 @@ _ROOMS = {
     "models.multi_branch": "MultiBranch collapse",
     "papers": "SCENARIOS members paper_tables",
     "papers.statement": "estimate",
-    "papers.statistics": "agreement settling widening",
+    "papers.statistics": "agreement kendall settling widening",
     "results.tables": "runs_of",
     "seeds": "generator",
 }

@@ -821,20 +821,22 @@ def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts(
     assert "a candidate a combination of settings that its search tries" in lines[-1]
 
 
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "model": "linear",
+    "rounds": 2,
+    "epochs": 1,
+    "ft_epochs": 1,
+    "search_rounds": 1,
+    "seeds": (0,),
+}
+
+
 def test_a_group_is_reproduced_in_an_order_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
-    small = {
-        "data": "digits",
-        "model": "linear",
-        "rounds": 2,
-        "epochs": 1,
-        "ft_epochs": 1,
-        "search_rounds": 1,
-        "seeds": (0,),
-    }
-    searches = replace(PFEDMB_TABLE1, name="searches", arms=(first,), **small)
+    searches = replace(PFEDMB_TABLE1, name="searches", arms=(first,), **SMALL)
     for one in (searches, replace(searches, name="follows", searched_in="searches")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)
     monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
@@ -874,16 +876,7 @@ def test_what_one_experiment_of_a_group_lacks_is_told_before_another_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arm = replace(PFEDMB_TABLE1.arm("fedavg"), grid=({"lr": 0.1},))
-    small = {
-        "data": "digits",
-        "model": "linear",
-        "rounds": 2,
-        "epochs": 1,
-        "ft_epochs": 1,
-        "search_rounds": 1,
-        "seeds": (0,),
-    }
-    first = replace(PFEDMB_TABLE1, name="first", arms=(arm,), **small)
+    first = replace(PFEDMB_TABLE1, name="first", arms=(arm,), **SMALL)
     waits = replace(first, name="waits", searched_in="elsewhere")
     for one in (first, waits, replace(first, name="elsewhere")):
         monkeypatch.setitem(EXPERIMENTS, one.name, one)

@@ -336,12 +336,14 @@ def test_the_folder_of_playgrounds_needs_nothing_outside_itself(tmp_path: Path) 
         shutil.move(tmp_path / "site" / name, tmp_path / "moved" / name)
     if CHROMIUM:
         address = (tmp_path / "moved" / "server.html").as_uri()
-        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", address]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        page = BeautifulSoup(shown, "html.parser")
-        assert page.html is not None and page.html.get("data-theme") == "light", "as the reader's system"
-        widget = page.select_one(".pfl-play")
-        assert widget is not None and widget.find("button") and "needs JavaScript" not in widget.text
+        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+        for theme, system in (("light", "1"), ("dark", "0")):  # as the reader's system prefers
+            asked = [*command, f"--blink-settings=preferredColorScheme={system}", address]
+            shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+            page = BeautifulSoup(shown, "html.parser")
+            assert page.html is not None and page.html.get("data-theme") == theme
+            widget = page.select_one(".pfl-play")
+            assert widget is not None and widget.find("button") and "needs JavaScript" not in widget.text
 
 
 def test_a_page_that_names_a_playground_gets_it_whole() -> None:
