@@ -28,7 +28,11 @@ PAGE = """<!doctype html>
 <script>document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"</script>
 <style>:root {{ color-scheme: light dark; }}
 body {{ font: 16px/1.5 sans-serif; max-width: 60rem; margin: 1rem auto; padding: 0 1rem; }}
-main > table, details table {{ display: block; overflow-x: auto; }} th, td {{ padding: 0 0.6rem; text-align: left; }}</style>
+main > table, details table {{ display: block; overflow-x: auto; }} th, td {{ padding: 0 0.6rem; text-align: left; }}
+@media (min-width: 64rem) and (max-height: 50rem) {{  /* a projector's window is wide and low */
+  body {{ max-width: 82rem; }} main > .pfl-play {{ max-width: none; padding: 10px; }}
+  .pfl-play > form {{ columns: 2; column-gap: 24px; }} .pfl-play > form > * {{ break-inside: avoid; }}
+}}</style>
 </head><body><main><h1>{title}</h1>
 {page}
 </main></body></html>
@@ -95,7 +99,9 @@ def standing_alone(kind: str) -> str:
         "".join(folded(part) if at % 2 else html(part) for at, part in enumerate(text.split("````")))
         for text in words.split(named)
     )
-    return PAGE.format(title=escape(PLAYGROUNDS[kind]), page=f"{above}\n{playground(kind)}\n{below}")
+    return PAGE.format(
+        title=escape(PLAYGROUNDS[kind]), page=f'{above}<a id="play"></a>\n{playground(kind)}\n{below}'
+    )
 
 
 def html(words: str) -> str:
