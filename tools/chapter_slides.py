@@ -143,16 +143,17 @@ def shown(show: str, chapter: Chapter, writer: Writer) -> str:
     cell = next(cell for cell in chapter.notebook.cells if cell.id == name)
     if part == "out":
         text = "".join(output.get("text", "") for output in cell.outputs)
-        return f'<div{roomy(text)}><pre class="printed">{escape(text.rstrip())}</pre></div>'
+        return f'<div{large(text)}><pre class="printed">{escape(text.rstrip())}</pre></div>'
     source = function(cell.source, part) if part else cell.source
     code = highlight(source, PythonLexer(), HtmlFormatter(noclasses=True, style="a11y-high-contrast-light"))
-    return f"<div{roomy(source)}>{code}</div>"
+    return f"<div{large(source)}>{code}</div>"
 
 
-def roomy(text: str) -> str:
-    """The class of a few short lines, which are shown larger."""
+def large(text: str) -> str:
+    """The size of letters, in pixels, at which code or what it prints fills a slide: readable from the last row."""
     lines = text.rstrip().splitlines()
-    return ' class="roomy"' if len(lines) <= 14 and max(map(len, lines)) <= 72 else ""
+    size = min(30, 1200 / (0.61 * max(map(len, lines))), 640 / (1.4 * len(lines)))
+    return f' style="--size: {max(size, 18):.0f}px"'
 
 
 def opening(chapter: Chapter, writer: Writer) -> str:
@@ -223,7 +224,7 @@ def slides(chapter: Chapter, writer: Writer) -> Iterator[Slide]:
     task = described.get("try", "Predict, change one thing, and look.")
     yield Slide(
         "Touch it",
-        f'<p class="play"><a href="play-{play}.html" target="_blank">{PLAYGROUNDS[play]}</a></p>'
+        f'<p class="play"><a href="play-{play}.html#play" target="_blank">{PLAYGROUNDS[play]}</a></p>'
         f"<p>{escape(task, quote=False)}</p>",
         "It trains in the page: no network, no installation. Phones will do. Let them predict before they press a button. One "
         "sentence from each table at the end.", 5,
