@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
@@ -24,17 +23,6 @@ def test_a_unit_is_short_and_leads_to_its_laboratory(name: str) -> None:
     assert lab.title.startswith("Laboratory: ") and f"]({name})" in lab.notebook.cells[0].source
     assert any(f"](lab-{name})" in cell.source for cell in unit.notebook.cells)
     assert list(known).index(name) < list(known).index(lab.name)
-
-
-def test_the_table_of_units_is_up_to_date() -> None:
-    """What needs no browser is counted anew: python tools/count_units.py --write, with --site where pages have changed much."""
-    stored = list(csv.DictReader(count_units.TABLE.read_text(encoding="utf-8").splitlines()))
-    counted = "unit", "words", "code", "figures"
-    fresh = [[str(row[key]) for key in counted] for row in count_units.table()]
-    assert [[row[key] for key in counted] for row in stored] == fresh
-    for row in stored:
-        assert row["overflow_1440"] == row["overflow_390"] == "0", row["unit"]
-        assert 1 < float(row["screens_1440"]) < 15 and float(row["screens_390"]) < 25, row["unit"]
 
 
 def test_what_is_counted() -> None:
