@@ -13,7 +13,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 
 ABANDONED = 3600.0  # seconds after which a half-written file is abandoned
 _GZIP = b"\x1f\x8b"  # how every file that gzip wrote begins
@@ -82,13 +82,9 @@ def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
             raise ValueError("it is damaged, or no file of arrays") from error
 
 
-@contextmanager
-def told(path: Path) -> Iterator[None]:
+def told(path: Path) -> AbstractContextManager[None]:
     """What the system refuses about writing a file as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror or error})") from error
+    return refused(OSError, lambda error: f"{path} cannot be written ({error.strerror or error})")
 
 
 def check_writable(path: Path, force: bool = True) -> None:
@@ -125,10 +121,8 @@ def locked(path: Path | str | None, inside: bool = False) -> Iterator[None]:
         lock = FileLock(regular(file))
         made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with refused(Timeout, f"another call trains into {path}: wait for its end, or name another"):
             lock.acquire(timeout=0)
-        except Timeout as error:
-            raise InputError(f"another call trains into {path}: wait for its end, or name another") from error
     try:
         yield
     finally:

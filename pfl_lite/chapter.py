@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pfl_lite.config import check_device
 from pfl_lite.data.images import datasets, load
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.papers.experiment import stored_folder
 
 LENGTHS = {"quick": 1, "full": 10}
@@ -73,8 +73,7 @@ def setting(data: str, device: str = "cpu", length: str = "quick", *, written_fo
         InputError: an unknown name, data that are not here, another number of classes, no GPU for `cuda`.
     """
     check_device(device, ("cpu", "cuda"))
-    if length not in LENGTHS:
-        raise unknown("length", length, LENGTHS)
+    one_of("length", length, LENGTHS)
     as_written = (data, device, length) == (written_for, "cpu", "quick")
     if not as_written:
         card, wanted = load(data).card, len(datasets()[written_for].classes)

@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from pfl_lite import __version__
 from pfl_lite.__main__ import how_ended
 from pfl_lite.__main__ import main as main
-from pfl_lite.errors import ELSEWHERE, InputError, unknown
+from pfl_lite.errors import ELSEWHERE, InputError, one_of, refused
 from pfl_lite.schema import check_bounds, check_workers
 
 LONGEST = 500  # characters of a sentence
@@ -473,12 +473,8 @@ def named_method(word: str) -> tuple[str, dict[str, str]]:
 
 def whole_numbers(seeds: str) -> list[int]:
     """`0,1,2` as numbers; raises InputError for anything else."""
-    try:
+    with refused(ValueError, f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"):
         return [int(seed) for seed in seeds.removesuffix(",").split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"--seeds takes whole numbers separated by commas, e.g. 0,1,2, not '{seeds}'"
-        ) from error
 
 
 def prepare(workers: int, device: str) -> None:
@@ -641,8 +637,7 @@ def compare(
     from pfl_lite.comparing import compare as table
     from pfl_lite.show.text import FORMATS, render
 
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    one_of("format", format, FORMATS)
     numbers = whole_numbers(seeds)
     kept = "nothing was kept: see --keep" if keep is None else "the same command goes on from here"
     context.find_root().obj = kept  # what is said should a signal come
@@ -677,10 +672,9 @@ def tell(message: object, *_: object, **__: object) -> None:
 def parse_budget(text: str) -> float:
     """`90s`, `30m` or `2h` in seconds; raises InputError for anything else."""
     units = {"s": 1, "m": 60, "h": 3600}
-    try:
+    wanted = f"a budget is a number with s, m or h, e.g. 30m, not '{text}'"
+    with refused((KeyError, ValueError), wanted):
         seconds = float(text[:-1]) * units[text[-1:]]
-    except (KeyError, ValueError) as error:
-        raise InputError(f"a budget is a number with s, m or h, e.g. 30m, not '{text}'") from error
     if not 0 < seconds <= LONGEST_BUDGET:
         raise InputError(f"a budget must be positive and at most {LONGEST_BUDGET // 3600} h, not '{text}'")
     return seconds

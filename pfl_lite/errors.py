@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "local_learning_rate", "eta"), "lr"),
@@ -37,3 +39,33 @@ def unknown(kind: str, name: str, valid: Iterable[str], listed: str | None = Non
         hint = f"here it is {ELSEWHERE[name.lower()]} "
     shown = listed or f"valid: {', '.join(names.values()) or 'none'}"
     return InputError(f"unknown {kind} '{name}'{': ' if hint else ' '}{hint}({shown})")
+
+
+def one_of(kind: str, name: str, valid: Collection[str], listed: str | None = None) -> str:
+    """The name, which must be a valid one; else the error is that of `unknown`."""
+    if name not in valid:
+        raise unknown(kind, name, valid, listed)
+    return name
+
+
+def expect(value: object, kinds: Any, sentence: str) -> None:
+    """Raise an InputError with the sentence, and what was given instead, unless a value is of one of some types."""
+    if not isinstance(value, kinds):
+        raise InputError(f"{sentence}, not {type(value).__name__}")
+
+
+@contextmanager
+def refused(
+    kinds: type[Exception] | tuple[type[Exception], ...], sentence: str | Callable[[Any], str]
+) -> Iterator[None]:
+    """A block whose errors of some kinds become an InputError: with a sentence, or with what is made of the error.
+
+    An InputError says already what is wrong: it passes, unless it is among the kinds by name.
+    """
+    named = kinds if isinstance(kinds, tuple) else (kinds,)
+    try:
+        yield
+    except named as error:
+        if isinstance(error, InputError) and InputError not in named:
+            raise
+        raise InputError(sentence if isinstance(sentence, str) else sentence(error)) from error

@@ -17,7 +17,7 @@ from nbconvert.filters import markdown2html
 
 from pfl_lite.atomic_files import script_json
 from pfl_lite.data.images import load
-from pfl_lite.errors import unknown
+from pfl_lite.errors import one_of
 from pfl_lite.show.offices import OFFICES
 from pfl_lite.show.plots import METHOD_COLORS
 
@@ -59,8 +59,7 @@ def playground(kind: str) -> str:
     Raises:
         InputError: there is no such playground.
     """
-    if kind not in PLAYGROUNDS:
-        raise unknown("playground", kind, PLAYGROUNDS)
+    one_of("playground", kind, PLAYGROUNDS)
     record: dict[str, object] = {
         "offices": [{"name": one.name, "color": one.color, "dark": one.dark} for one in OFFICES]
     }

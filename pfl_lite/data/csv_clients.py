@@ -15,7 +15,7 @@ from pfl_lite.atomic_files import regular
 from pfl_lite.data.federation import Federation
 from pfl_lite.data.images import Card
 from pfl_lite.data.partition import SPLITS
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.seeds import generator
 
 
@@ -113,25 +113,19 @@ def read_tables(
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
     """Header and numbers [n, columns] of a CSV file."""
     rows: list[list[float]] = []
-    try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            header = [word.strip() for word in next(lines, [])]
-            for line in lines:
-                if not line:
-                    continue
-                if len(line) != len(header):
-                    raise InputError(
-                        f"{path}, line {lines.line_num}: {len(header)} values are wanted, as in the header"
-                    )
-                where = f"{path}, line {lines.line_num}"
-                rows.append([_number(word, name, where) for name, word in zip(header, line, strict=True)])
-    except InputError:
-        raise
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is no table: a CSV file of numbers under a header is wanted") from error
+    wanted = f"{path} is no table: a CSV file of numbers under a header is wanted"
+    with (
+        refused((OSError, ValueError, csv.Error), wanted),
+        refused(FileNotFoundError, f"{path} does not exist"),
+        regular(path).open(newline="", encoding="utf-8-sig") as file,
+    ):
+        lines = csv.reader(file)
+        header = [word.strip() for word in next(lines, [])]
+        for line in filter(None, lines):
+            where = f"{path}, line {lines.line_num}"
+            if len(line) != len(header):
+                raise InputError(f"{where}: {len(header)} values are wanted, as in the header")
+            rows.append([_number(word, name, where) for name, word in zip(header, line, strict=True)])
     if len(header) < 2 or len(set(header)) < len(header) or not rows:
         raise InputError(
             f"{path} needs a header of two or more columns with names of their own, and rows below it"

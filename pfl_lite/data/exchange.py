@@ -31,7 +31,7 @@ from pfl_lite.atomic_files import (
 )
 from pfl_lite.data.images import Card, Images
 from pfl_lite.data.partition import LISTS, SPLITS, ClientIndices, checked, label_digest
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 
 Arrays = dict[str, np.ndarray]
 Held = Mapping[str, tuple[np.ndarray, np.ndarray]]  # a client's images and labels, by split
@@ -127,10 +127,8 @@ def write_clients(folder: Path | str, images: Images, clients: list[ClientIndice
 def read_client(path: Path | str) -> Arrays:
     """The arrays of one client's file; raises InputError for one that is missing or something else."""
     wanted = {f"{split}_{part}" for split in SPLITS for part in ("images", "labels")} | {"of"}
-    try:
+    with refused((OSError, ValueError), f"there is no file of a client's images that can be read at {path}"):
         arrays = read_npz(Path(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"there is no file of a client's images that can be read at {path}") from error
     if arrays.keys() != wanted:
         odd = [f"lacks '{name}'" for name in sorted(wanted - arrays.keys())]
         odd += [f"has '{name}' too" for name in sorted(arrays.keys() - wanted)]
@@ -196,7 +194,9 @@ def read_pfllib(
 
 
 def _pfllib_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
+    wanted = f"{path} is no file of PFLlib's images x [n, C, H, W] and labels y [n]: "
+    # zip, NumPy and pickle have many words for what is wrong with a file
+    with refused(Exception, lambda error: f"{wanted}{error}"):
         with zipfile.ZipFile(regular(path)) as zipped, zipped.open("data.npy") as file:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
@@ -205,10 +205,6 @@ def _pfllib_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
         sound = x.ndim == 4 and y.shape == x.shape[:1] and y.dtype.kind in "iu" and x.dtype.kind in "fiu"
         if not (sound and ((x > -1.001) & (x < 1.001)).all()):  # and none of them NaN
             raise ValueError("no images in [-1, 1] with labels")
-    except Exception as error:  # zip, NumPy and pickle have many words for what is wrong with a file
-        raise InputError(
-            f"{path} is no file of PFLlib's images x [n, C, H, W] and labels y [n]: {error}"
-        ) from error
     pixels = np.rint((np.clip(x, -1, 1) + 1) * 127.5).astype(np.uint8)
     return pixels[:, 0] if pixels.shape[1] == 1 else np.moveaxis(pixels, 1, 3), y
 
@@ -217,12 +213,9 @@ def _pfllib_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _datasets() -> Any:
-    try:
+    of = "folders of flwr-datasets are Arrow files of the library datasets"
+    with refused(ImportError, f"{of}, which is not installed: pip install datasets"):
         import datasets
-    except ImportError as error:
-        raise InputError(
-            "folders of flwr-datasets are Arrow files of the library datasets, which is not installed: pip install datasets"
-        ) from error
     return datasets
 
 
@@ -259,27 +252,22 @@ def read_flwr_datasets(
     Raises:
         InputError: the library `datasets` is not installed, a folder is missing or another, or an image is only named.
     """
+    numbers = range(max(1, len(list(folder.glob("partition_*")))))
+    return pooled([_flwr_folder(folder / f"partition_{i}", image, label) for i in numbers], card)
+
+
+def _flwr_folder(path: Path, image: str, label: str) -> Held:
     library = _datasets()
-    clients = []
-    for i in range(max(1, len(list(folder.glob("partition_*"))))):
-        path = folder / f"partition_{i}"
-        try:
-            stored = library.load_from_disk(str(path))
-            splits = stored if isinstance(stored, dict) else {"train": stored}
-            clients.append(
-                {
-                    "val" if split == "validation" else split: _rows_of(
-                        part.cast_column(image, library.Image(decode=False)), image, label
-                    )
-                    for split, part in splits.items()
-                }
+    what = f"images '{image}' with labels '{label}' that the library datasets has saved to disk"
+    # Arrow and PIL have many words for what is wrong with a file
+    with refused(Exception, lambda error: f"{path} is no data set of {what}: {error}"):
+        stored = library.load_from_disk(str(path))
+        return {
+            "val" if split == "validation" else split: _rows_of(
+                part.cast_column(image, library.Image(decode=False)), image, label
             )
-        except Exception as error:  # Arrow and PIL have many words for what is wrong with a file
-            raise InputError(
-                f"{path} is no data set of images '{image}' with labels '{label}' that the library datasets has "
-                f"saved to disk: {error}"
-            ) from error
-    return pooled(clients, card)
+            for split, part in (stored if isinstance(stored, dict) else {"train": stored}).items()
+        }
 
 
 def _rows_of(part: Any, image: str, label: str) -> tuple[np.ndarray, np.ndarray]:
@@ -325,7 +313,8 @@ def read_fl_bench(path: Path, images: Images, *, pickled: bool = False) -> list[
         InputError: another file, one of other images, or a pickle where `pickled` was not said.
     """
     shift = 0 if images.merged else len(images.train_labels)
-    try:
+    wanted = f"{path} is no partition of FL-bench with train, val and test indices: "
+    with refused(Exception, lambda error: f"{wanted}{error}"):  # pickle has many words for what is wrong
         if path.suffix == ".json":
             found = read_json(path)
         else:
@@ -333,12 +322,6 @@ def read_fl_bench(path: Path, images: Images, *, pickled: bool = False) -> list[
             found = plain(_Arrays(BytesIO(regular(path).read_bytes())).load())
         if fault := schema.fields({"data_indices": LISTS})(found):
             raise ValueError(fault)
-    except InputError:
-        raise
-    except Exception as error:  # pickle has many words for what is wrong with a file
-        raise InputError(
-            f"{path} is no partition of FL-bench with train, val and test indices: {error}"
-        ) from error
     parts = [{split: np.array(row[split], np.int64) for split in SPLITS} for row in found["data_indices"]]
     if not images.merged and any(
         (row["train"] >= shift).any() or (row["test"] < shift).any() for row in parts
@@ -383,19 +366,18 @@ def read_fedscale(folder: Path, images: Images) -> list[ClientIndices]:
         path, whole = folder / f"{split}.csv", "test" if split == "test" else "train"
         if split == "val" and not path.exists():
             continue
-        try:
-            with regular(path).open(newline="", encoding="utf-8") as file:
-                table = csv.DictReader(file)
-                columns = ("client_id", "sample_path", "label_id")
-                if not set(columns) <= set(table.fieldnames or ()):
-                    raise ValueError("other columns")
-                rows = [tuple(row[name] for name in columns) for row in table]
-                if not all(map(all, rows)):
-                    raise ValueError("a row is not whole")
-        except (OSError, ValueError, csv.Error) as error:
-            raise InputError(
-                f"{path} is no table of FedScale's with client_id, sample_path and label_id"
-            ) from error
+        wanted = f"{path} is no table of FedScale's with client_id, sample_path and label_id"
+        with (
+            refused((OSError, ValueError, csv.Error), wanted),
+            regular(path).open(newline="", encoding="utf-8") as file,
+        ):
+            table = csv.DictReader(file)
+            columns = ("client_id", "sample_path", "label_id")
+            if not set(columns) <= set(table.fieldnames or ()):
+                raise ValueError("other columns")
+            rows = [tuple(row[name] for name in columns) for row in table]
+            if not all(map(all, rows)):
+                raise ValueError("a row is not whole")
         ours = [re.fullmatch(rf"{whole}/(\d{{1,12}})", sample) for _, sample, _ in rows]
         labels = getattr(images, f"{whole}_labels").astype(str).tolist()
         for (_, sample, label), named in zip(rows, ours, strict=True):

@@ -22,7 +22,7 @@ from pfl_lite.data.images import Card, Images, load
 from pfl_lite.data.partition import ClientIndices, heterogeneity, known_groups
 from pfl_lite.data.recipes import Partitioner
 from pfl_lite.data.task import NUMBERS
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, expect
 
 _CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
 
@@ -121,15 +121,9 @@ class Federation:
         An item is an image [C, H, H] of pixels in [0, 1], before any Normalize, which are kept as bytes, and a label. `how` is as
         of `build`. Raises InputError for other pixels, for a client without training images, and as `Images` does.
         """
-        if not isinstance(card, Card):
-            raise InputError(
-                f"the card must be a Card, as Card(name=..., classes=(...)), not {type(card).__name__}"
-            )
+        expect(card, Card, "the card must be a Card, as Card(name=..., classes=(...))")
         for i, client in enumerate(clients):
-            if not isinstance(client, Mapping):
-                raise InputError(
-                    f"client {i} must be a dict of data sets, train, val and test, not {type(client).__name__}"
-                )
+            expect(client, Mapping, f"client {i} must be a dict of data sets, train, val and test")
             if strange := client.keys() - set(partitions.SPLITS):
                 raise InputError(
                     f"client {i} has a split '{min(strange)}': the splits are train, val and test"
@@ -305,10 +299,7 @@ def make_federation(
     and cuts every client's own images 80 : 20 into training and test images (Marfoq et al., 2021); `recut` merges them, cuts 80 :
     20 once for all seeds, and deals out both parts by the same recipe. Raises InputError as the three steps do.
     """
-    if not isinstance(data, str | Images):
-        raise InputError(
-            f"a data set is a name, e.g. 'digits', or Images(...) of your own, not {type(data).__name__}"
-        )
+    expect(data, str | Images, "a data set is a name, e.g. 'digits', or Images(...) of your own")
     images = (load(data) if isinstance(data, str) else data).with_split(split)
     indices = partitions.partition(images, partition, clients, seed, val_fraction)
     built = Federation.build(images, indices, size=size, dtype=dtype, device=device)

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from pfl_lite.atomic_files import read_npz, write_npz
 from pfl_lite.data import glyphs, leaf
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, expect, one_of, refused
 from pfl_lite.seeds import generator
 
 SPLIT_MODES = ("published", "fedem", "recut")
@@ -154,8 +154,7 @@ class Images:
         the same for all seeds (`recut`: no image on which one seed is tested trains or validates for another); raises
         InputError for another name.
         """
-        if split not in SPLIT_MODES:
-            raise unknown("split", split, SPLIT_MODES)
+        one_of("split", split, SPLIT_MODES)
         return self.merge() if split == "fedem" else self.recut() if split == "recut" else self
 
 
@@ -432,13 +431,8 @@ def datasets() -> dict[str, Card]:
 def card_of(name: str) -> Card:
     """The card of one of them; raises InputError for an unknown name."""
     cards = datasets()
-    if name not in cards:
-        listed = (
-            f"valid: {', '.join(sorted(cards))}; register_images adds your own in a script: see *Your own method, your own "
-            "data*"
-        )
-        raise unknown("data set", name, cards, listed)
-    return cards[name]
+    own = "register_images adds your own in a script: see *Your own method, your own data*"
+    return cards[one_of("data set", name, cards, f"valid: {', '.join(sorted(cards))}; {own}")]
 
 
 def register_images(images: Images) -> None:
@@ -450,8 +444,7 @@ def register_images(images: Images) -> None:
         InputError: these are no `Images`, or their name is that of the package's data sets, is not the name on their card, or
             has a sign that has a meaning of its own, such as `:`.
     """
-    if not isinstance(images, Images):
-        raise InputError(f"register_images takes Images(...), not {type(images).__name__}")
+    expect(images, Images, "register_images takes Images(...)")
     name = images.name
     if name in {card.name for card in _CARDS}:
         raise InputError(
@@ -502,32 +495,33 @@ def load(name: str) -> Images:
 
 def _arrays(path: Path, card: Card) -> dict[str, np.ndarray]:
     """What a data file holds: the four arrays, and where the card speaks of writers, theirs; raises InputError."""
-    try:
+    with (
+        refused(OSError, lambda error: f"{path} cannot be read: {error.strerror}"),
+        refused(ValueError, _damaged(path, card, "is damaged or half-written")),
+    ):
         arrays = read_npz(path)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise _damaged(path, card, "is damaged or half-written") from error
     keys = (*_KEYS, *_WRITERS) if card.writers else _KEYS
     if missing := [key for key in keys if not np.size(arrays.get(key, ()))]:
-        raise _damaged(path, card, f"has no array {', '.join(missing)}, or an empty one")
+        raise InputError(_damaged(path, card, f"has no array {', '.join(missing)}, or an empty one"))
     return arrays
 
 
 def _sound(path: Path, card: Card, arrays: dict[str, np.ndarray]) -> Images:
     """The data set of a file's arrays; raises an InputError that names the file where they are not those of the card."""
-    try:
+
+    def said(error: InputError) -> str:
+        return _damaged(path, card, f"is not what it should be ({str(error).partition(':')[0]})")
+
+    with refused(InputError, said):
         return _images(card, arrays)
-    except InputError as error:
-        raise _damaged(path, card, f"is not what it should be ({str(error).partition(':')[0]})") from error
 
 
-def _damaged(path: Path, card: Card, what: str) -> InputError:
+def _damaged(path: Path, card: Card, what: str) -> str:
     again = {"glyphs": "it is drawn anew", "femnist": "it is made from LEAF's files"}.get(
         card.name, "it is fetched again"
     )
     good = f"put a good {path.name} in its place"
-    return InputError(f"{path} {what}: delete it, then {again} at the next use, or {good}")
+    return f"{path} {what}: delete it, then {again} at the next use, or {good}"
 
 
 def _images(card: Card, arrays: dict[str, np.ndarray]) -> Images:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pfl_lite.atomic_files import read_json
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.seeds import generator
 
 SIZE = 28
@@ -71,18 +71,18 @@ def _read_all(files: list[Path], classes: int) -> list[_Written]:
 
 def _read(path: Path, classes: int) -> list[_Written]:
     """Every writer of one file."""
-    try:
+    wanted = (
+        f"{path} is not a FEMNIST file of LEAF (users, and for each in user_data: x of {SIZE * SIZE} numbers in "
+        f"[0, 1], y in 0..{classes - 1}): write it again with LEAF's scripts"
+    )
+    with (
+        refused((ValueError, KeyError, TypeError, OverflowError), wanted),  # no JSON, no such key, no list
+        refused(OSError, lambda error: f"{path} cannot be read: {error.strerror}"),
+    ):
         content = read_json(path)
         if not all(isinstance(name, str) for name in content["users"]):
             raise ValueError("a writer without a name")
         return [_written(name, content["user_data"][name], classes) for name in content["users"]]
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, OverflowError) as error:  # no JSON, no such key, no list
-        raise InputError(
-            f"{path} is not a FEMNIST file of LEAF (users, and for each in user_data: x of {SIZE * SIZE} numbers in "
-            f"[0, 1], y in 0..{classes - 1}): write it again with LEAF's scripts"
-        ) from error
 
 
 def _written(name: str, data: dict[str, list], classes: int) -> _Written:

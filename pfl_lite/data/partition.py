@@ -22,7 +22,7 @@ import numpy as np
 from pfl_lite import schema
 from pfl_lite.atomic_files import check_writable, read_json, read_npz, regular, write_json, write_npz
 from pfl_lite.data.recipes import Partitioner, apportion, parse
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, expect, refused, unknown
 from pfl_lite.seeds import generator
 
 if TYPE_CHECKING:
@@ -281,7 +281,8 @@ def load_partition(
         raise InputError(
             f"{path} is not the file that it was (#{digest}): name it without # to take it as it is"
         )
-    try:
+    good = "name a file that `pfl-lite partition --out` wrote, or one like it"
+    with refused((InputError, ValueError), lambda error: f"{path} holds no partition ({error}): {good}"):
         arrays = _from_json(content) if path.lower().endswith(".json") else read_npz(content)
         number = len([name for name in arrays if name.startswith("train/")])
         valid = {f"{name}/i" for name in _OF_CLIENTS} | _MORE
@@ -296,10 +297,6 @@ def load_partition(
         sound = sound and group.shape == (number,) and group.dtype.kind in "iu" and label.dtype.kind == "U"
         if not (sound and label.ndim == 0 and made_of.shape == (2,) and made_of.dtype.kind in "iu"):
             raise ValueError("other arrays")
-    except ValueError as error:
-        raise InputError(
-            f"{path} holds no partition ({error}): name a file that `pfl-lite partition --out` wrote, or one like it"
-        ) from error
     if clients not in (None, number):
         raise InputError(
             f"{path} is a partition over {number} clients, not {clients}: ask for {number} clients"
@@ -318,20 +315,16 @@ def load_partition(
         )
     found = [
         ClientIndices(
-            train=arrays[f"train/{i}"],
-            val=arrays[f"val/{i}"],
-            test=arrays[f"test/{i}"],
+            **{split: arrays[f"{split}/{i}"] for split in SPLITS},
             relabel=arrays.get(f"relabel/{i}"),
             group=int(group[i]) if "group" in arrays else None,
         )
         for i in range(number)
     ]
-    try:
+    with refused(InputError, lambda error: f"{path} holds no partition that can be used: {error}"):
         if empty := [i for i, client in enumerate(found) if not client.train.size]:
             raise InputError(f"client {empty[0]} has no training images: leave it out")
         return checked(found, images)
-    except InputError as error:
-        raise InputError(f"{path} holds no partition that can be used: {error}") from error
 
 
 def checked(clients: Collection[ClientIndices], images: Images | None) -> list[ClientIndices]:
@@ -346,10 +339,7 @@ def checked(clients: Collection[ClientIndices], images: Images | None) -> list[C
         raise InputError("a federation needs at least one client")
     found = []
     for i, client in enumerate(clients):
-        if not isinstance(client, ClientIndices):
-            raise InputError(
-                f"client {i} must be ClientIndices(train=..., val=..., test=...), not {type(client).__name__}"
-            )
+        expect(client, ClientIndices, f"client {i} must be ClientIndices(train=..., val=..., test=...)")
         parts = {split: _indices(i, split, getattr(client, split), images) for split in SPLITS}
         # test images are other images than these, unless all are one pool
         for split in ("val", "test") if images is not None and images.merged else ("val",):
@@ -414,12 +404,9 @@ def _located(spec: str) -> tuple[str, str]:
 
 
 def _content(path: str) -> bytes:
-    try:
+    how = f"write it with `pfl-lite partition --out {path}`"
+    with refused(OSError, lambda error: f"the partition {path} cannot be read ({error.strerror}): {how}"):
         return regular(path).read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"the partition {path} cannot be read ({error.strerror}): write it with `pfl-lite partition --out {path}`"
-        ) from error
 
 
 def _from_json(content: bytes) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 
 # Superclass of every fine label of CIFAR-100, both in the (alphabetical) order of the published files: A. Krizhevsky
 # (2009), Learning Multiple Layers of Features from Tiny Images, and the data set's page, https://www.cs.toronto.edu/~kriz/cifar.html
@@ -466,9 +466,7 @@ def parse(spec: str) -> Partitioner:
             "use Federation.build(images, [ClientIndices(train, val, test), ...])"
         )
     name, *texts = spec.strip().split(":")
-    if name not in PARTITIONERS:
-        raise unknown("partition", name, PARTITIONERS)
-    return PARTITIONERS[name].from_texts(texts)
+    return PARTITIONERS[one_of("partition", name, PARTITIONERS)].from_texts(texts)
 
 
 def apportion(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:

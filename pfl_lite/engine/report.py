@@ -17,7 +17,7 @@ from pfl_lite import __version__
 from pfl_lite.atomic_files import plain, read_npz, regular, write_bytes, write_npz
 from pfl_lite.config import METHOD
 from pfl_lite.engine.history import History
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, expect, refused
 from pfl_lite.methods import METHODS, make_method
 from pfl_lite.methods.base import unpack
 from pfl_lite.models import Network, Params, make_network
@@ -45,12 +45,9 @@ def safetensors_for(path: Path) -> Any:
     """The library that a path ending in .safetensors needs, else None; raises InputError where it is not installed."""
     if path.suffix.lower() != ".safetensors":
         return None
-    try:
+    wanted = f"{path} needs the library safetensors, which is not installed: pip install safetensors"
+    with refused(ImportError, wanted):
         import safetensors.numpy
-    except ImportError as error:
-        raise InputError(
-            f"{path} needs the library safetensors, which is not installed: pip install safetensors"
-        ) from error
     return safetensors
 
 
@@ -83,15 +80,12 @@ def read_models(path: Path) -> dict[str, np.ndarray]:
 
 def network_of(path: Path | str, stored: dict[str, np.ndarray]) -> Network:
     """The network that a file of models names; raises InputError where it names none, or one that is not known here."""
-    try:
+    wanted = f"{path} does not say of which network it is: add make_network(name, channels, size, classes)"
+    with refused((KeyError, TypeError, ValueError, OverflowError, RecursionError), wanted):
         said = json.loads(str(stored["network"]))
         name, *shape = str(said["name"]), *(int(said[key]) for key in ("channels", "size", "classes"))
         if min(shape) < 1 or shape[0] * shape[1] ** 2 * max(shape[2], 256) > _LARGEST:
             raise ValueError("no network is of that shape")
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InputError(
-            f"{path} does not say of which network it is: add make_network(name, channels, size, classes)"
-        ) from error
     return make_network(name, *shape)
 
 
@@ -104,22 +98,19 @@ def load_model(path: Path | str, network: Network | None = None, client: int | N
     Raises:
         InputError: there is no such file, it holds no such model, or one of another network or of a method not known here.
     """
-    if not isinstance(network, Network | None):
-        raise InputError(
-            f"load_model needs a network of make_network(name, channels, size, classes), not {type(network).__name__}"
-        )
-    try:
+    expect(
+        network, Network | None, "load_model needs a network of make_network(name, channels, size, classes)"
+    )
+    wanted = f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
+    with (
+        refused((OSError, ValueError, TypeError, KeyError, RecursionError), wanted),
+        refused(FileNotFoundError, f"there is no file {path}: name one that `pfl-lite run --save` wrote"),
+    ):
         stored = read_models(Path(path))
         own = json.loads(str(stored["method"]))
         name = own["name"]
         if fault := METHOD(own):
             raise ValueError(f"method{fault}")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}: name one that `pfl-lite run --save` wrote") from error
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(
-            f"{path} holds no trained models: name a file that `pfl-lite run --save` wrote"
-        ) from error
     if name not in METHODS:
         raise InputError(
             f"{path} holds models of the method '{name}', which is not known here: enter its class first, "
@@ -154,11 +145,14 @@ def load_model(path: Path | str, network: Network | None = None, client: int | N
             f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
         ) from error
     if network.shape:
-        try:
-            with torch.no_grad():
-                module(torch.zeros(1, *network.shape, dtype=getattr(torch, kinds.pop())))
-        except Exception as error:  # a mixture or an assembly is put together where it is used
-            raise InputError(f"{path} holds parameters that do not fit the network {network.name}") from error
+        # a mixture or an assembly is put together where it is used
+        with (
+            refused(
+                (Exception, InputError), f"{path} holds parameters that do not fit the network {network.name}"
+            ),
+            torch.no_grad(),
+        ):
+            module(torch.zeros(1, *network.shape, dtype=getattr(torch, kinds.pop())))
     return module
 
 

@@ -23,7 +23,7 @@ from pfl_lite.engine.batched import Vmap
 from pfl_lite.engine.evaluate import check_whole_test
 from pfl_lite.engine.local_training import LocalSettings, LocalWork
 from pfl_lite.engine.mapping import Loop, Mapping
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, expect
 from pfl_lite.methods import Method
 from pfl_lite.methods.base import Newcomers, Round, Sequential
 from pfl_lite.models import NETWORKS, Network, Params, make_network
@@ -280,14 +280,11 @@ def finite(ids: Tensor, *answers: Params) -> Tensor:
 
 def described(federation: Federation) -> dict[str, Any]:
     """The settings of a run that a federation decides, those that it knows; raises InputError for something else."""
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"federation must be a Federation, as make_federation(images, ...) makes one, not {type(federation).__name__}"
-        )
+    made = "as make_federation(images, ...) makes one"
+    expect(federation, Federation, f"federation must be a Federation, {made}")
     dtype = str(federation.images.dtype).removeprefix("torch.")
     known = {"data": federation.name, "clients": len(federation), "dtype": dtype}
-    made = {name: getattr(federation, name) for name in MADE}
-    return known | {name: value for name, value in made.items() if value is not None}
+    return known | {name: value for name in MADE if (value := getattr(federation, name)) is not None}
 
 
 def check_fits(federation: Federation, config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from pfl_lite.data.images import Images
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.schema import LARGE, WIDE
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def known(name: str) -> str:
     Raises:
         InputError: no method has it.
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS, "`pfl-lite methods` lists them all")
-    return name
+    return one_of("method", name, METHODS, "`pfl-lite methods` lists them all")
 
 
 def owners_of(setting: str) -> list[str]:
@@ -108,8 +106,7 @@ def convert_settings(method: type[Method], settings: dict[str, Any]) -> dict[str
     """Settings of a method as values of the right type; raises InputError for an unknown name or a wrong type."""
     kinds = {field.name: type(field.default) for field in fields(method)}
     for key in settings:
-        if key not in kinds:
-            raise unknown(f"setting of {method.name}", key, kinds)
+        one_of(f"setting of {method.name}", key, kinds)
     return {key: convert(f"{method.name}: {key}", value, kinds[key], MANY) for key, value in settings.items()}
 
 

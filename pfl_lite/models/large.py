@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.models.network import Parts
 
 
@@ -105,13 +105,12 @@ class PretrainedMobileNetV2(MobileNetV2):
 
         if self.body[0][0].in_channels != 3:
             raise InputError("mobilenet_v2_pretrained takes images of 3 channels: use --model mobilenet_v2")
-        try:
+        wanted = (
+            f"the ImageNet weights of mobilenet_v2_pretrained cannot be fetched: put {Weights.DEFAULT.url} into "
+            "torch's cache (~/.cache/torch/hub/checkpoints), or use --model mobilenet_v2"
+        )
+        with refused(OSError, wanted):
             stored = Weights.DEFAULT.get_state_dict(progress=False)
-        except OSError as error:
-            raise InputError(
-                f"the ImageNet weights of mobilenet_v2_pretrained cannot be fetched: put {Weights.DEFAULT.url} into "
-                "torch's cache (~/.cache/torch/hub/checkpoints), or use --model mobilenet_v2"
-            ) from error
         body = {name.removeprefix("features."): t for name, t in stored.items() if name[:9] == "features."}
         self.body.load_state_dict(body)
 

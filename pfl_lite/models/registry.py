@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.models.large import VGG16, DeepMLP, FemnistCNN, MobileNetV2, PretrainedMobileNetV2
 from pfl_lite.models.lenet import LeNet
 from pfl_lite.models.network import Network
@@ -93,15 +93,13 @@ def auto_network(name: str, data: str, size: int | None = None) -> str:
         if size in (None, NETWORKS["lenet"].size):
             return "lenet"
         return "small_cnn" if size >= NETWORKS["small_cnn"].least else "mlp"
-    if name not in NETWORKS:
-        raise unknown_model(name, [*NETWORKS, "auto"])
-    return name
+    return one_of_models(name, [*NETWORKS, "auto"])
 
 
-def unknown_model(name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that no network has."""
+def one_of_models(name: str, known: Collection[str]) -> str:
+    """The name of a network; raises InputError for one that no network has."""
     own = "register adds your own in a script: see *Your own method, your own data*"
-    return unknown("model", name, known, f"valid: {', '.join(sorted(known))}; {own}")
+    return one_of("model", name, known, f"valid: {', '.join(sorted(known))}; {own}")
 
 
 def make_network(
@@ -118,9 +116,7 @@ def make_network(
     Raises:
         InputError: an unknown name, images of a size that the network cannot take, or a network of one's own that does not work.
     """
-    if name not in NETWORKS:
-        raise unknown_model(name, NETWORKS)
-    spec = NETWORKS[name]
+    spec = NETWORKS[one_of_models(name, NETWORKS)]
     if spec.size is not None and size != spec.size:
         raise InputError(f"model '{name}' takes {spec.size}x{spec.size} images, but these are {size}x{size}")
     if size < spec.least:

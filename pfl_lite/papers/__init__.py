@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.papers import fedmn, pfedmb
 from pfl_lite.papers.experiment import BUDGETS, DEFAULT_BUDGET, Arm, Experiment, Settings, paper_tables
 from pfl_lite.papers.fedmn import FEDMN
@@ -63,9 +63,7 @@ def get_experiment(name: str, budget: str = DEFAULT_BUDGET) -> Experiment:
     """
     if name in GROUPS:
         raise InputError(f"{name} is a group of experiments: take one of them ({', '.join(GROUPS[name])})")
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, EXPERIMENTS, LISTED)
-    return EXPERIMENTS[name].at(budget)
+    return EXPERIMENTS[one_of("experiment", name, EXPERIMENTS, LISTED)].at(budget)
 
 
 def home_of(experiment: Experiment, arm: Arm) -> tuple[Experiment, Arm]:
@@ -84,6 +82,4 @@ def stand_ins(group: str) -> tuple[str, ...]:
 
 def members(name: str) -> tuple[str, ...]:
     """The experiments that a name stands for: those of a group, or itself; raises InputError for an unknown name."""
-    if name not in GROUPS and name not in EXPERIMENTS:
-        raise unknown("experiment", name, [*EXPERIMENTS, *GROUPS], LISTED)
-    return GROUPS.get(name, (name,))
+    return GROUPS.get(one_of("experiment", name, [*EXPERIMENTS, *GROUPS], LISTED), (name,))

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 
 Settings = dict[str, Any]
 BUDGETS = ("small", "paper")
@@ -137,9 +137,7 @@ class Experiment:
         Raises:
             InputError: an unknown budget, or the experiment has only one.
         """
-        if budget not in BUDGETS:
-            raise unknown("budget", budget, BUDGETS)
-        if budget == self.budget:
+        if one_of("budget", budget, BUDGETS) == self.budget:
             return self
         if not self.paper_budget:
             raise InputError(
@@ -188,10 +186,8 @@ class Experiment:
 
     def arm(self, key: str) -> Arm:
         """One arm by its key; raises InputError for an unknown one."""
-        for arm in self.arms:
-            if arm.key == key:
-                return arm
-        raise unknown(f"method of {self.name}", key, [arm.key for arm in self.arms])
+        arms = {arm.key: arm for arm in self.arms}
+        return arms[one_of(f"method of {self.name}", key, arms)]
 
 
 def own_names(names: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.results.plan import Key, Task, title
 
 CONNECT_SECONDS = 5.0
@@ -230,7 +230,8 @@ def train_for(topic: str, wanted: dict[str, str], task: Task, checkpoint: Path) 
     """
     from distributed import get_worker
 
-    try:
+    where = f"the worker on {socket.gethostname()} cannot train"
+    with refused(InputError, lambda error: f"{where}: {error}"):
         if (threads := get_worker().state.nthreads) != 1:  # runs in one process would share torch's generator
             raise InputError(
                 f"it has {threads} threads: start it with --nthreads 1, and several with --nworkers"
@@ -241,8 +242,6 @@ def train_for(topic: str, wanted: dict[str, str], task: Task, checkpoint: Path) 
             if (mine := versions()[name]) != wanted[name]:
                 raise InputError(f"it has {name} {mine} and not {wanted[name]}: install the same everywhere")
         return train(task, checkpoint, partial(tell_cluster, topic))
-    except InputError as error:
-        raise InputError(f"the worker on {socket.gethostname()} cannot train: {error}") from error
 
 
 class DaskExecutor:
@@ -258,12 +257,9 @@ class DaskExecutor:
     patience = 2  # reports of death; each comes after four workers (Dask: `allowed-failures`)
 
     def __init__(self, address: str, at_most: int | None) -> None:
-        try:
+        how = "pip install 'pfl-lite[cluster]'"
+        with refused(ImportError, f"many machines need Dask, which is not installed: {how}"):
             from distributed import Client, Security, rpc
-        except ImportError as error:
-            raise InputError(
-                "many machines need Dask, which is not installed: pip install 'pfl-lite[cluster]'"
-            ) from error
         from pfl_lite.engine.report import versions
 
         async def answer() -> str:
@@ -271,17 +267,16 @@ class DaskExecutor:
             async with rpc(address, connection_args=Security().get_connection_args("client")) as server:
                 return str((await asyncio.wait_for(server.identity(), CONNECT_SECONDS))["type"])
 
-        try:
+        right = "name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
+        with refused(
+            (OSError, ValueError, RuntimeError),
+            lambda error: f"no Dask scheduler answers at '{address}' ({str(error) or 'silence'}): {right}",
+        ):
             with ThreadPoolExecutor(1) as aside:  # a notebook has an event loop of its own
                 found = aside.submit(asyncio.run, answer()).result()
             if found != "Scheduler":
                 raise ValueError(f"a {found} answers there")
             self.client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"no Dask scheduler answers at '{address}' ({str(error) or 'silence'}): "
-                "name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786"
-            ) from error
         self.address, self.at_most = address, at_most
         self.pool = self.client.get_executor(pure=False)
         self.topic, self.versions = f"pfl-lite {self.client.id}", versions()

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pandas as pd
 
 from pfl_lite.engine.history import converged_in, diverged_in
-from pfl_lite.errors import unknown
+from pfl_lite.errors import one_of, unknown
 from pfl_lite.papers import (
     DEFAULT_BUDGET,
     EXPERIMENTS,
@@ -220,11 +220,9 @@ def longest(experiment: str | None = None, ledger: Ledger | None = None) -> list
 
 def checked(paper: str | None = None) -> pd.DataFrame:
     """Every sentence of a paper (or of all) with what its own numbers say; raises InputError for an unknown paper."""
-    if paper is not None and paper not in SENTENCES:
-        raise unknown("paper", paper, SENTENCES)
     rows = [
         (name, where, text, supported(fits), numbers)
-        for name in (SENTENCES if paper is None else [paper])
+        for name in (SENTENCES if paper is None else [one_of("paper", paper, SENTENCES)])
         for where, text, fits, numbers in SENTENCES[name]()
     ]
     return pd.DataFrame(rows, columns=["paper", "where", "it says", "supported", "its own numbers"])

@@ -13,7 +13,7 @@ from pandas.io.formats.style import Styler
 
 from pfl_lite.data import partition
 from pfl_lite.data.images import Card, Images, datasets
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.papers import Experiment, get_experiment
 from pfl_lite.papers.experiment import DEFAULT_BUDGET, either, own_names
 from pfl_lite.papers.statement import ClaimResult
@@ -204,9 +204,7 @@ def grid(*names: str, ledger: Ledger | None = None, measure: str | None = None) 
         key: _one_label([one.arm(key).label for one in some]) for key in (arm.key for arm in some[0].arms)
     }
     for name, own, planned in zip(names, own_names(names), some, strict=True):
-        measured = next(iter(planned.measures)) if measure is None else measure
-        if measured not in planned.measures:
-            raise unknown(f"measure of {name}", measured, planned.measures)
+        measured = one_of(f"measure of {name}", measure or next(iter(planned.measures)), planned.measures)
         frame = rows_of(planned, measured, found_of(planned, ledger or Ledger()))
         rounds = [str(planned.rounds_of(arm)) for arm in planned.arms]
         few = (frame["Seeds"] < len(planned.seeds)) | (frame["Rounds"] != rounds)

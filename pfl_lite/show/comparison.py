@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.papers import DEFAULT_BUDGET, Experiment, every_budget
 from pfl_lite.results.ledger import Ledger, Run
 from pfl_lite.results.tables import runs_of
@@ -149,15 +149,11 @@ def _scores(run: Run) -> dict[str, Any]:
 
 def _kept(entry: Mapping[str, Any], metric: str, methods: Iterable[str] | None) -> dict[str, dict[int, Any]]:
     """What some methods' runs kept of a metric, by method and seed, in percent; methods without it are left out."""
-    if metric not in entry["metrics"]:
-        raise unknown(f"metric of {entry['name']}", metric, entry["metrics"])
+    one_of(f"metric of {entry['name']}", metric, entry["metrics"])
     known = {one["key"]: one["runs"] for one in entry["methods"]}
-    keys = list(known) if methods is None else list(methods)
-    if lacking := [key for key in keys if key not in known]:
-        raise unknown(f"method of {entry['name']}", lacking[0], known)
     found: dict[str, dict[int, Any]] = {}
-    for key in keys:
-        for run in known[key]:
+    for key in known if methods is None else methods:
+        for run in known[one_of(f"method of {entry['name']}", key, known)]:
             if (scores := run.get(metric)) is not None:
                 at, *words = run[scores] if isinstance(scores, str) else scores
                 *earlier, clients = map(decode, words)
@@ -177,8 +173,7 @@ def curves(
     Raises:
         InputError: an unknown metric, summary or method.
     """
-    if summary not in SUMMARIES:
-        raise unknown("summary", summary, SUMMARIES)
+    one_of("summary", summary, SUMMARIES)
     rows = [
         (key, seed, at, value)
         for key, runs in _kept(entry, metric, methods).items()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from pfl_lite.errors import unknown
+from pfl_lite.errors import one_of
 from pfl_lite.papers import DEFAULT_BUDGET, GROUPS, Arm, Experiment, get_experiment
 from pfl_lite.papers.experiment import either, printed
 from pfl_lite.papers.fedmn import sent
@@ -170,10 +170,8 @@ def figure(name: str, ledger: Ledger | None = None, budget: str = DEFAULT_BUDGET
     Raises:
         InputError: an unknown figure or budget.
     """
-    if name not in FIGURES:
-        raise unknown("figure", name, FIGURES)
     ledger = ledger or Ledger()
-    rows, draws = FIGURES[name]
+    rows, draws = FIGURES[one_of("figure", name, FIGURES)]
     whole = [get_experiment(part, budget) for part in GROUPS[name]]
     experiments = [replace(one, arms=tuple(filter(draws, one.arms))) for one in whole]
     runs = [runs_of(experiment, ledger) for experiment in experiments]

@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from pfl_lite.errors import InputError, unknown
+from pfl_lite.errors import InputError, one_of
 from pfl_lite.models.modular import decisions, in_use
 
 if TYPE_CHECKING:
@@ -445,8 +445,8 @@ def animate(
     named = frames if isinstance(frames, Mapping) else {f"round {value}": value for value in frames}
     if not named or not alt.strip():
         raise InputError("an animation needs at least one frame and an alt text that says what it shows")
-    if opens is not None and opens not in named:
-        raise unknown("frame", opens, list(named))
+    if opens is not None:
+        one_of("frame", opens, list(named))
     pictures = {}
     for name, value in named.items():
         draw(value)

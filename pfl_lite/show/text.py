@@ -11,7 +11,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from pfl_lite.engine.history import DIVERGED
-from pfl_lite.errors import unknown
+from pfl_lite.errors import one_of
 from pfl_lite.papers.statement import ClaimResult
 from pfl_lite.results.audit import Missing
 
@@ -28,9 +28,7 @@ def render(frame: pd.DataFrame, format: str = "text", digits: int = 2) -> str:
     Raises:
         InputError: an unknown format.
     """
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    if format == "csv":
+    if one_of("format", format, FORMATS) == "csv":
         return frame.to_csv(index=False, float_format=f"%.{digits}f")
     title, notes = frame.attrs.get("title", ""), frame.attrs.get("notes", [])
     cells = frame.map(written)
