@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -482,27 +481,6 @@ def test_no_result_is_replaced_at_all(tmp_path: Path) -> None:
         copies.copy_chapters(tmp_path, force)
         assert (tmp_path / shipped).read_text() == "mine"
     assert (tmp_path / "data/paper_tables.csv").is_file()
-
-
-def test_wheel_holds_the_chapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook says which files go where; hatchling itself is only there while a wheel is built."""
-    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
-    interface.BuildHookInterface = object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    spec = importlib.util.spec_from_file_location("wheel_hook", ROOT / "tools/wheel_hook.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    hook = module.ChaptersHook()
-    hook.root = str(ROOT)
-    packed: dict[str, set[str]] = {}
-    for version in ("standard", "editable"):
-        build_data: dict[str, dict[str, str]] = {"force_include": {}}
-        hook.initialize(version, build_data)
-        packed[version] = set(build_data["force_include"].values())
-    notebooks = {to for to in packed["standard"] if to.endswith(".ipynb")}
-    assert notebooks == {f"pfl_lite/book/{path.name}" for path in CHAPTERS}
-    assert "pfl_lite/book/data/paper_tables.csv" in packed["standard"] and not packed["editable"]
 
 
 def test_every_exercise_of_a_unit_has_minutes_marks_and_two_hints(writer: Any) -> None:

@@ -24,6 +24,7 @@ assert "venv" in pfl_lite.__file__, pfl_lite.__file__
 assert len(pathlib.Path("methods.txt").read_text().splitlines()) >= len(METHODS)
 assert json.loads(pathlib.Path("run.json").read_text())["complete"]
 assert len(list(pathlib.Path("chapters").glob("*.ipynb"))) > 30
+assert pathlib.Path("chapters/data/paper_tables.csv").is_file()
 PYTHON
 tar -tzf dist/*.tar.gz > sdist.txt
 grep -q '/pfl_lite/py.typed$\|/pfl_lite/__init__.py$' sdist.txt
