@@ -426,9 +426,7 @@ def test_zip_holds_the_course(course: Path) -> None:
 def test_an_unknown_chapter_gets_one_sentence() -> None:
     command = [sys.executable, str(ROOT / "tools/make_course.py"), "clustres"]
     process = subprocess.run(command, capture_output=True, text=True)
-    assert process.returncode == 1 and process.stderr.startswith(
-        "make_course: no chapter 'clustres' (there are: "
-    )
+    assert process.returncode == 1 and process.stderr.startswith("no chapter 'clustres' (there are: ")
 
 
 def test_chapters_are_copied(tmp_path: Path) -> None:

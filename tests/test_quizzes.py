@@ -25,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     folder, writer = tmp_path_factory.mktemp("quizzes"), make_quizzes.Writer(ROOT / "book")
     asked = {
         f"{chapter.name}-{number}": question
-        for chapter in make_quizzes.units(writer)
+        for chapter in writer.units
         for number, question in enumerate(make_quizzes.questions(chapter), 1)
     }
     assert make_quizzes.make(writer, folder) == len(asked) > 50

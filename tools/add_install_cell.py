@@ -9,7 +9,6 @@ package is installed.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import nbformat
@@ -45,8 +44,7 @@ def add(chapter: Path, address: str) -> None:
     nbformat.write(notebook, chapter)
 
 
-def main() -> int:
-    """Read the command line and change the chapters."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--book", type=Path, default=ROOT / "book", help="folder of the chapters")
     parser.add_argument(
@@ -59,8 +57,3 @@ def main() -> int:
     for chapter in chapters:
         add(chapter, arguments.address)
     print(f"{len(chapters)} chapters install pfl_lite from {arguments.address} where it is missing")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

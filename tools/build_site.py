@@ -100,14 +100,9 @@ def build(source: Path, output: Path, *, pages: str = "html") -> int:
     return 0
 
 
-def main() -> int:
-    """Read the command line and build."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, default=ROOT / "book", help="folder of the chapters")
     parser.add_argument("--output", type=Path, default=ROOT / "_build" / "site", help="folder of the site")
     arguments = parser.parse_args()
-    return build(arguments.source, arguments.output)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(build(arguments.source, arguments.output))

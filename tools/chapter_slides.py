@@ -8,14 +8,13 @@ import functools
 import random
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from chapter_text import LAB, Chapter, Writer, exercises, function, pieces, questions
+from chapter_text import Chapter, Writer, chosen, exercises, function, pieces, questions
 from nbconvert.filters.markdown import markdown2html
 from playgrounds import PLAYGROUNDS, standing_alone
 from pygments import highlight
@@ -308,25 +307,14 @@ def teaching(writer: Writer) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Write the slides of all units, or of those that are named."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="units, without .ipynb (default: all)")
-    names, folder, writer = parser.parse_args().names, ROOT / "_build/slides", Writer(ROOT / "book")
-    units = [one for one in writer.chapters if not one.name.startswith(LAB)]
-    if unknown := set(names) - {one.name for one in units}:
-        raise SystemExit(f"chapter_slides: no unit '{min(unknown)}'")
+    folder, writer = ROOT / "_build/slides", Writer(ROOT / "book")
+    units = chosen(writer.units, parser.parse_args().names)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for chapter in units:
-        if not names or chapter.name in names:
-            write_slides(chapter, writer, folder)
-            print(
-                f"{folder / chapter.name}.html, for {plan(chapter, writer)[-1][0]} minutes in class",
-                flush=True,
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        write_slides(chapter, writer, folder)
+        minutes = plan(chapter, writer)[-1][0]
+        print(f"{folder / chapter.name}.html, for {minutes} minutes in class", flush=True)

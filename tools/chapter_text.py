@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,11 +62,16 @@ def chapters(book: Path) -> list[Chapter]:
             path = book / f"{entry['file']}.ipynb"
             if path.is_file():
                 notebook = nbformat.read(path, as_version=4)
-                title = next(
-                    line[2:] for line in notebook.cells[0].source.splitlines() if line.startswith("# ")
-                )
+                title = title_of(notebook.cells[0].source)
                 found.append(Chapter(path.stem, number if part.get("numbered") else 0, title, notebook))
     return found
+
+
+def chosen(known: Sequence[Chapter], names: Sequence[str]) -> list[Chapter]:
+    """The chapters with some names, all for no name; an unknown name ends the program."""
+    if unknown := {*names} - {chapter.name for chapter in known}:
+        raise SystemExit(f"no chapter '{min(unknown)}' (there are: {', '.join(one.name for one in known)})")
+    return [chapter for chapter in known if not names or chapter.name in names]
 
 
 def pieces(chapter: Chapter) -> Iterator[Piece]:
@@ -146,9 +151,10 @@ class Writer:
     def __init__(self, book: Path) -> None:
         """Read the labels, titles and references of the book in this folder."""
         self.chapters = chapters(book)
+        self.units = [chapter for chapter in self.chapters if not chapter.name.startswith(LAB)]
         self.titles = {chapter.name: chapter.title for chapter in self.chapters}
         # those that are no notebooks
-        self.pages = {path.stem: page_title(path) for path in book.glob("*.md")}
+        self.pages = {path.stem: title_of(path.read_text(encoding="utf-8")) for path in book.glob("*.md")}
         self.labels: dict[str, str] = {}
         for chapter in self.chapters:
             self._number(chapter)
@@ -253,9 +259,9 @@ class Writer:
         return f"[{found[1]}]({found[2]}.ipynb)" if found[2] in self.titles else found[1]
 
 
-def page_title(path: Path) -> str:
-    """The title of a page in Markdown: its first heading."""
-    return next(line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# "))
+def title_of(text: str) -> str:
+    """The title of a page or a notebook in Markdown: its first heading."""
+    return next(line[2:] for line in text.splitlines() if line.startswith("# "))
 
 
 def quoted(text: str) -> str:

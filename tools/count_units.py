@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from chapter_text import FOLDED, LAB, Chapter, chapters, pieces
+from chapter_text import FOLDED, LAB, Chapter, chapters, chosen, pieces
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = ROOT / "_build" / "seconds.json"  # what tools/execute_book.py noted last
@@ -69,11 +69,9 @@ if __name__ == "__main__":
     seconds = json.loads(SECONDS.read_text()) if SECONDS.is_file() else {}
     cut = {chapter.name.removeprefix(LAB) for chapter in known if chapter.name.startswith(LAB)}
     print(f"{'page':48} {'words':>6} {'code':>5} {'figures':>8} {'wide':>5} {'seconds':>8}")
-    for chapter in known:
-        if not names or chapter.name in names:
-            found = count(chapter)
-            late = "  too long" if chapter.name in cut and (found.words > WORDS or found.code > CODE) else ""
-            took = seconds.get(chapter.name, "-")
-            print(
-                f"{chapter.name:48} {found.words:6} {found.code:5} {found.figures:8} {found.wide:5} {took:>8}{late}"
-            )
+    for chapter in chosen(known, names):
+        found, took = count(chapter), seconds.get(chapter.name, "-")
+        late = "  too long" if chapter.name in cut and (found.words > WORDS or found.code > CODE) else ""
+        print(
+            f"{chapter.name:48} {found.words:6} {found.code:5} {found.figures:8} {found.wide:5} {took:>8}{late}"
+        )

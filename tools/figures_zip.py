@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import nbformat
-from chapter_text import Writer, pieces
+from chapter_text import Writer, chosen, pieces
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,9 +47,7 @@ def make(names: list[str]) -> int:
     writer = Writer(ROOT / "book")
     files: dict[str, bytes] = {}
     captions = []
-    for chapter in writer.chapters:
-        if names and chapter.name not in names:
-            continue
+    for chapter in chosen(writer.chapters, names):
         shown = (piece.cell for piece in pieces(chapter) if piece.place == "text")
         cells = [cell for cell in shown if cell.cell_type == "code"]
         for cell in drawn(cells, chapter.notebook):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 from chapter_slides import exercise_plans, teaching, total, write_slides
-from chapter_text import LAB, Chapter, Exercise, Piece, Writer, pieces
+from chapter_text import Chapter, Exercise, Piece, Writer, chosen, pieces
 from make_quizzes import make as write_quizzes
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
@@ -233,9 +233,7 @@ def pictures(chapter: Chapter) -> set[str]:
 def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None:
     """Write everything for the named chapters into `output`, replacing what is there; with the package as a wheel, if given."""
     writer = Writer(book)
-    known = [chapter.name for chapter in writer.chapters]
-    if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"make_course: no chapter '{unknown[0]}' (there are: {', '.join(known)})")
+    wanted = chosen(writer.chapters, names)
     shutil.rmtree(output, ignore_errors=True)
     student, instructor, slides, grading = (
         output / part for part in ("student", "instructor", "slides", "grading")
@@ -243,9 +241,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
     for folder in (student, instructor, slides, grading):
         folder.mkdir(parents=True)
     (grading / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
-    for chapter in writer.chapters:
-        if names and chapter.name not in names:
-            continue
+    for chapter in wanted:
         source = grading / "source" / chapter.name
         source.mkdir(parents=True)
         nbformat.write(edition(chapter, writer, solved=False), source / f"{chapter.name}.ipynb")
@@ -258,7 +254,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
             hand_in_samples(chapter, writer, grading)
         shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
-        if not chapter.name.startswith(LAB):
+        if chapter in writer.units:
             write_slides(chapter, writer, slides)
         print(f"  {chapter.name}", flush=True)
     write_quizzes(writer, output / "quizzes")
@@ -278,8 +274,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
 
 
-def main() -> int:
-    """Read the command line and make the course."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="chapters, without .ipynb (default: all)")
     parser.add_argument("--book", type=Path, default=ROOT / "book", help="folder of the chapters")
@@ -287,8 +282,3 @@ def main() -> int:
     parser.add_argument("--wheel", type=Path, help="the package, for students to install")
     arguments = parser.parse_args()
     make(arguments.book, arguments.output.resolve(), arguments.names, arguments.wheel)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

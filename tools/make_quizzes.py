@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from chapter_text import LAB, Chapter, Question, Writer, questions
+from chapter_text import Question, Writer, questions
 from nbconvert.filters.markdown import markdown2html
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,13 +97,15 @@ def qti(quizzes: dict[str, list[Question]], writer: Writer, path: Path) -> None:
         packed.writestr("imsmanifest.xml", ET.tostring(manifest, encoding="utf-8", xml_declaration=True))
 
 
-def moodle(quizzes: dict[str, list[Question]], titles: dict[str, str], writer: Writer) -> bytes:
+def moodle(quizzes: dict[str, list[Question]], writer: Writer) -> bytes:
     """All questions as one file of Moodle XML."""
     top = ET.Element("quiz")
     for unit, asked in quizzes.items():
         category = element(element(top, "question", type="category"), "category")
         element(
-            category, "text", f"$course$/Personalized federated learning/{titles[unit].replace('/', ' ')}"
+            category,
+            "text",
+            f"$course$/Personalized federated learning/{writer.titles[unit].replace('/', ' ')}",
         )
         for number, question in enumerate(asked, 1):
             one = element(top, "question", type="multichoice")
@@ -122,28 +122,16 @@ def moodle(quizzes: dict[str, list[Question]], titles: dict[str, str], writer: W
     return bytes(ET.tostring(top, encoding="utf-8", xml_declaration=True))
 
 
-def units(writer: Writer) -> Iterator[Chapter]:
-    """The chapters that are no laboratories."""
-    return (chapter for chapter in writer.chapters if not chapter.name.startswith(LAB))
-
-
 def make(writer: Writer, folder: Path) -> int:
     """Write both files into a folder; return how many questions they hold."""
     folder.mkdir(parents=True, exist_ok=True)
-    quizzes = {chapter.name: questions(chapter) for chapter in units(writer)}
-    titles = {chapter.name: chapter.title for chapter in units(writer)}
+    quizzes = {chapter.name: questions(chapter) for chapter in writer.units}
     qti(quizzes, writer, folder / "quizzes-qti21.zip")
-    (folder / "quizzes-moodle.xml").write_bytes(moodle(quizzes, titles, writer))
+    (folder / "quizzes-moodle.xml").write_bytes(moodle(quizzes, writer))
     return sum(map(len, quizzes.values()))
 
 
-def main() -> int:
-    """Write the quizzes."""
+if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     folder = ROOT / "_build/quizzes"
     print(f"{make(Writer(ROOT / 'book'), folder)} questions in {folder}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
