@@ -22,12 +22,16 @@ INSTALL_ID = "install-pfl-lite"  # of the cell that tools/add_install_cell.py wr
 TROUBLE = re.compile(r"WARNING|ERROR|CRITICAL|Traceback|Exception|Error:")
 
 
+def git(repository: Path, *words: str) -> str:
+    """What git says; nothing where it fails."""
+    return subprocess.run(
+        ["git", "-C", str(repository), *words], capture_output=True, text=True
+    ).stdout.strip()
+
+
 def remote(repository: Path) -> str | None:
     """The public address of the repository's remote `origin`, https://HOST/OWNER/NAME, if it lies on GitHub or GitLab."""
-    asked = subprocess.run(
-        ["git", "-C", str(repository), "remote", "get-url", "origin"], capture_output=True, text=True
-    )
-    found = REMOTE.fullmatch(asked.stdout.strip())
+    found = REMOTE.fullmatch(git(repository, "remote", "get-url", "origin"))
     return f"https://{found[1]}/{found[2]}/{found[3]}" if found else None
 
 
@@ -42,10 +46,8 @@ def configuration(source: Path, repository: Path = ROOT) -> dict[str, Any]:
     extensions = config["sphinx"]["local_extensions"]
     config["sphinx"]["local_extensions"] = {name: str(ROOT / folder) for name, folder in extensions.items()}
     if address := remote(repository):
-        branch = subprocess.run(
-            ["git", "-C", str(repository), "branch", "--show-current"], capture_output=True, text=True
-        ).stdout.strip()
-        config["repository"] = {"url": address, "branch": branch or "main", "path_to_book": "book"}
+        branch = git(repository, "branch", "--show-current") or "main"
+        config["repository"] = {"url": address, "branch": branch, "path_to_book": "book"}
         buttons = config["launch_buttons"]
         buttons["binderhub_url"] = "https://mybinder.org"
         chapters = list(source.glob("*.ipynb"))

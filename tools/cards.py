@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import groupby
 
@@ -28,24 +29,9 @@ class Piece:
     """It goes down or up in a round, and is hatched."""
 
 
-def shared(label: str) -> Piece:
-    """The same for all, and it travels."""
-    return Piece(label, travels=True)
-
-
-def fixed(label: str) -> Piece:
-    """The same for all, and it stays where it is."""
-    return Piece(label)
-
-
-def own(label: str) -> Piece:
-    """An office's own, and it stays."""
-    return Piece(label, own=True)
-
-
-def sent(label: str) -> Piece:
-    """An office's own, and it travels."""
-    return Piece(label, own=True, travels=True)
+# the same for all, and it travels or stays where it is; an office's own, and it stays or travels
+shared, fixed = partial(Piece, travels=True), Piece
+own, sent = partial(Piece, own=True), partial(Piece, own=True, travels=True)
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,12 @@ def stub(exercise: Exercise, sources: Iterable[str], tests: str) -> str:
     return "\n\n\n".join(heads) or refusal
 
 
-def graded(name: str, *, points: int, solution: bool) -> dict[str, object]:
-    """nbgrader's mark on a cell: an answer, a test, or (with points and solution) an answer that a person grades."""
-    return {
+def graded(name: str, source: str, *, points: int, solution: bool, code: bool = True) -> NotebookNode:
+    """A cell with nbgrader's mark: an answer, a test, or (with points and solution) an answer that a person grades."""
+    cell = (new_code_cell if code else new_markdown_cell)(source, id=name)
+    if code:  # with this tag "Run all" goes on behind an exercise that is not solved yet
+        cell.metadata["tags"] = ["raises-exception"]
+    cell.metadata["nbgrader"] = {
         "grade": points > 0,
         "grade_id": name,
         "locked": not solution,
@@ -79,6 +82,7 @@ def graded(name: str, *, points: int, solution: bool) -> dict[str, object]:
         "solution": solution,
         "task": False,
     }
+    return cell
 
 
 def answers(exercise: Exercise, solution: list[Piece]) -> Iterator[NotebookNode]:
@@ -95,24 +99,15 @@ def answers(exercise: Exercise, solution: list[Piece]) -> Iterator[NotebookNode]
         words = int(not tests or any(piece.cell.cell_type == "markdown" for piece in solution))
     if words:
         ask = f"*Your answer (points: {words}). Write here, even if your code shows it: left as it is, this cell earns nothing.*"
-        cell = new_markdown_cell(ask, id=f"{exercise.label}-text")
-        cell.metadata["nbgrader"] = graded(f"{exercise.label}-text", points=words, solution=True)
-        yield cell
+        yield graded(f"{exercise.label}-text", ask, points=words, solution=True, code=False)
     if code:
         source = stub(exercise, [cell.source for cell in code], "\n".join(cell.source for cell in tests))
-        cell = new_code_cell(source, id=f"{exercise.label}-code")
-        # With this tag "Run all" goes on behind an exercise that is not solved yet.
-        cell.metadata["tags"] = ["raises-exception"]
-        cell.metadata["nbgrader"] = graded(f"{exercise.label}-code", points=0, solution=True)
-        yield cell
+        yield graded(f"{exercise.label}-code", source, points=0, solution=True)
     for cell in tests:
         source, kind = cell.source, HIDDEN if tagged(cell, HIDDEN) else TESTS
         if kind == HIDDEN:
             source = f"# More tests, which only the teacher has\n### BEGIN HIDDEN TESTS\n{source}\n### END HIDDEN TESTS"
-        cell = new_code_cell(source, id=f"{exercise.label}-{kind}")
-        cell.metadata["tags"] = ["raises-exception"]
-        cell.metadata["nbgrader"] = graded(f"{exercise.label}-{kind}", points=1, solution=False)
-        yield cell
+        yield graded(f"{exercise.label}-{kind}", source, points=1, solution=False)
 
 
 def shown(piece: Piece, writer: Writer) -> Iterator[NotebookNode]:

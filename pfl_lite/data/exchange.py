@@ -30,7 +30,7 @@ from pfl_lite.atomic_files import (
     write_npz,
 )
 from pfl_lite.data.images import Card, Images
-from pfl_lite.data.partition import LISTS, SPLITS, ClientIndices, checked, label_digest
+from pfl_lite.data.partition import LISTS, POOLS, SPLITS, ClientIndices, checked, label_digest
 from pfl_lite.errors import InputError, refused
 
 Arrays = dict[str, np.ndarray]
@@ -67,8 +67,8 @@ def _must_be_said(path: Path, pickled: bool, function: str) -> None:
 def held(images: Images, client: ClientIndices) -> Held:
     """One client's images uint8 [n, H, W] or [n, H, W, 3] and its labels [n], as it sees them, by split."""
     found = {}
-    for split in SPLITS:
-        rows, whole = getattr(client, split), "test" if split == "test" else "train"
+    for split, whole in POOLS.items():
+        rows = getattr(client, split)
         labels = getattr(images, f"{whole}_labels")[rows]
         seen = labels if client.relabel is None else client.relabel[labels]
         found[split] = (getattr(images, f"{whole}_images")[rows], seen)
@@ -85,8 +85,7 @@ def pooled(clients: Sequence[Held], card: Card) -> tuple[Images, list[ClientIndi
     ends, indices = dict.fromkeys(pools, 0), []
     for i, client in enumerate(clients):
         mine = {}
-        for split in SPLITS:
-            whole = "test" if split == "test" else "train"
+        for split, whole in POOLS.items():
             pair = client.get(split)
             n = 0 if pair is None else len(pair[1])
             mine[split] = np.arange(ends[whole], ends[whole] + n)
@@ -342,8 +341,7 @@ def write_fedscale(folder: Path, images: Images, clients: list[ClientIndices]) -
     without validation images, row 7 of `train.csv` is training image 7.
     """
     dealt = checked(clients, images)
-    for split in SPLITS:
-        whole = "test" if split == "test" else "train"
+    for split, whole in POOLS.items():
         labels, classes = getattr(images, f"{whole}_labels"), images.card.classes
         pairs = sorted((row, i) for i, client in enumerate(dealt) for row in getattr(client, split).tolist())
         with (
@@ -362,8 +360,8 @@ def read_fedscale(folder: Path, images: Images) -> list[ClientIndices]:
     `label_id` must be ours. Raises InputError for other tables, and for clients that cannot be.
     """
     found: dict[str, dict[str, list[int]]] = {}
-    for split in SPLITS:
-        path, whole = folder / f"{split}.csv", "test" if split == "test" else "train"
+    for split, whole in POOLS.items():
+        path = folder / f"{split}.csv"
         if split == "val" and not path.exists():
             continue
         wanted = f"{path} is no table of FedScale's with client_id, sample_path and label_id"

@@ -602,8 +602,15 @@ def _convert(card: Card, path: Path) -> None:
     if not there.is_dir():
         raise InputError(f"PFL_LITE_DATA must be a folder, but {there} is a file")
     if card.name == "femnist":
-        _convert_leaf(path)
-        return
+        folder = path.parent / "femnist"
+        if (read := leaf.read(folder, len(glyphs.CHARACTERS))) is None:
+            raise InputError(
+                f"{path} does not exist and cannot be fetched: put the JSON files that LEAF's scripts write "
+                f"(data/femnist of https://github.com/TalwalkarLab/leaf) into {folder / 'train'} and {folder / 'test'}, or "
+                f"uncut into {folder / 'all'}, or put femnist.npz there yourself, with uint8 train_images and test_images, "
+                "and integer labels and writers of both"
+            )
+        return write_npz(path, read)
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)  # torchvision sets none, and some servers are silent
     # before torchvision is loaded, let alone gives up: both take their time
@@ -622,19 +629,6 @@ def _convert(card: Card, path: Path) -> None:
         for one in [*sorted(downloads.rglob("*"), reverse=True), downloads, *made]:
             with suppress(OSError):  # archives that were fetched stay; an empty folder does not
                 one.rmdir()
-
-
-def _convert_leaf(path: Path) -> None:
-    folder = path.parent / "femnist"
-    arrays = leaf.read(folder, len(glyphs.CHARACTERS))
-    if arrays is None:
-        raise InputError(
-            f"{path} does not exist and cannot be fetched: put the JSON files that LEAF's scripts write "
-            f"(data/femnist of https://github.com/TalwalkarLab/leaf) into {folder / 'train'} and {folder / 'test'}, or "
-            f"uncut into {folder / 'all'}, or put femnist.npz there yourself, with uint8 train_images and test_images, "
-            "and integer labels and writers of both"
-        )
-    write_npz(path, arrays)
 
 
 def _fetch(name: str, folder: Path) -> dict[str, np.ndarray]:

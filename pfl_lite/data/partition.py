@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 ENDINGS = (".npz", ".json")
 """How the name of a partition's file ends, in capitals or not: by this it is told from a recipe."""
-SPLITS = ("train", "val", "test")
+POOLS = {"train": "train", "val": "train", "test": "test"}
+"""What a client's indices of each split index: the data set's training images, or its test images."""
+SPLITS = tuple(POOLS)
 _MORE = {"group", "images", "labels"}  # what a file may hold besides arrays of its clients
 _COUNTS = schema.each(schema.count)
 # a client's indices, as JSON has them
@@ -258,10 +260,10 @@ def save_partition(
         arrays["labels"] = np.array(label_digest(images))
     if not str(path).lower().endswith(".json"):
         return write_npz(Path(path), arrays)
-    rows = [{split: getattr(client, split).tolist() for split in SPLITS} for client in clients]
-    for i, row in enumerate(rows):
-        if f"relabel/{i}" in arrays:
-            row["relabel"] = arrays[f"relabel/{i}"].tolist()
+    rows = [
+        {name: array.tolist() for name in (*SPLITS, "relabel") if (array := getattr(one, name)) is not None}
+        for one in clients
+    ]
     whole = {name: arrays[name].tolist() for name in sorted(_MORE & arrays.keys())}
     write_json(Path(path), {"format": 1, **made, **whole, "clients": rows}, separators=(",", ":"))
 

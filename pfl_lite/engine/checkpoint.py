@@ -14,7 +14,7 @@ import torch
 from pfl_lite import schema
 from pfl_lite.atomic_files import plain, regular, write_bytes
 from pfl_lite.config import STORED, TUNING, RunConfig, with_defaults
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.methods.base import Traits
 from pfl_lite.models import Params
 
@@ -48,15 +48,14 @@ def read_checkpoint(
         raise InputError(
             f"{config.method.name} does not train as {trained_by.method.name} does: it needs a run of its own"
         )
-    try:
+    # torch raises many kinds for a file that is not its own
+    with refused((Exception, InputError), unreadable(path)):
         content = torch.load(regular(path), map_location=config.device, weights_only=True)
         if not (isinstance(content, dict) and fresh.keys() | {"config"} <= content.keys()):
             raise ValueError("written by torch, but no checkpoint")
         if fault := STORED(content["config"]):
             raise ValueError(f"config{fault}")
         there = with_defaults(content["config"])
-    except Exception as error:  # torch raises many kinds for a file that is not its own
-        raise unreadable(path) from error
     mine = trajectory(trained_by or config)
     other = [name for name in mine if there.get(name) != mine[name]]
     if other:
@@ -64,12 +63,10 @@ def read_checkpoint(
             f"checkpoint {path} belongs to another configuration (it differs in {', '.join(other)}): "
             f"{NAME_ANOTHER}, or delete this one"
         )
-    try:
+    with refused(RecursionError, unreadable(path, "it is nested too deep")):
         fault = _fault(content, fresh, models, config, trained_by is not None)
-    except RecursionError:
-        fault = "it is nested too deep"
     if fault:
-        raise unreadable(path, fault)
+        raise InputError(unreadable(path, fault))
     if content["round"] > config.rounds:
         raise InputError(
             f"checkpoint {path} is already at round {content['round']}: "
@@ -78,12 +75,11 @@ def read_checkpoint(
     return content
 
 
-def unreadable(path: Path, fault: str = "") -> InputError:
+def unreadable(path: Path, fault: str = "") -> str:
     """The sentence on a file that no run can go on from."""
-    return InputError(
-        f"checkpoint {path} cannot be read{f' ({fault})' * bool(fault)}: name another file, or delete this one if it is "
-        "a checkpoint that is damaged"
-    )
+    why = f" ({fault})" if fault else ""
+    right = "name another file, or delete this one if it is a checkpoint that is damaged"
+    return f"checkpoint {path} cannot be read{why}: {right}"
 
 
 def _fault(

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from pfl_lite.errors import InputError, one_of
+from pfl_lite.errors import InputError, one_of, refused
 from pfl_lite.models.large import VGG16, DeepMLP, FemnistCNN, MobileNetV2, PretrainedMobileNetV2
 from pfl_lite.models.lenet import LeNet
 from pfl_lite.models.network import Network
@@ -125,17 +125,13 @@ def make_network(
         )
     build = partial(spec.module, channels, size, classes)
     shape = (channels, size, size)
-    try:
+    made = f"made from (channels, size, classes) = {(channels, size, classes)}"
+    called = f"called with images [2, {channels}, {size}, {size}]"
+    with refused(
+        (Exception,) if spec.own else (),
+        lambda error: f"network {name} does not work, {made} and {called}: {error}",
+    ):
         network = Network(name, build, dtype=dtype, device=device, shape=shape)
         if spec.own:
             network.try_out(classes)
-    except InputError:
-        raise
-    except Exception as error:
-        if not spec.own:
-            raise
-        raise InputError(
-            f"network {name} does not work, made from (channels, size, classes) = {(channels, size, classes)} and called with "
-            f"images [2, {channels}, {size}, {size}]: {error}"
-        ) from error
     return network

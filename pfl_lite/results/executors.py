@@ -277,7 +277,8 @@ class DaskExecutor:
             if found != "Scheduler":
                 raise ValueError(f"a {found} answers there")
             self.client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-        self.address, self.at_most = address, at_most
+        again = "start a cluster again, and the same command goes on from here"
+        self.lost, self.at_most = f"the scheduler at {address} was lost: {again}", at_most
         self.pool = self.client.get_executor(pure=False)
         self.topic, self.versions = f"pfl-lite {self.client.id}", versions()
         self.heard: deque[Sequence[Any]] = deque()
@@ -288,10 +289,8 @@ class DaskExecutor:
 
     def room(self) -> int:
         """How many runs can be in hand at once: one a worker, and one that waits for the first worker."""
-        try:
+        with refused(OSError, self.lost):
             workers = max(1, len(self.client.nthreads()))
-        except OSError as error:
-            raise self.lost() from error
         return workers if self.at_most is None else min(workers, self.at_most)
 
     def submit(self, task: Task, checkpoint: Path) -> Future[Report]:
@@ -305,17 +304,12 @@ class DaskExecutor:
         from distributed import KilledWorker
 
         try:
-            return future.result()
+            with refused(
+                CancelledError, self.lost
+            ):  # no line here cancels a run and then asks for its result
+                return future.result()
         except KilledWorker as error:
             raise WorkerDied from error
-        except CancelledError as error:  # no line here cancels a run and then asks for its result
-            raise self.lost() from error
-
-    def lost(self) -> InputError:
-        """What is said when the scheduler is gone."""
-        return InputError(
-            f"the scheduler at {self.address} was lost: start a cluster again, and the same command goes on from here"
-        )
 
     def news(self) -> Iterator[tuple[Key, int]]:
         """Which run has reached which round since the last call; says so where another worker took a run over."""
