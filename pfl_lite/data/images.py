@@ -508,12 +508,11 @@ def _arrays(path: Path, card: Card) -> dict[str, np.ndarray]:
 
 def _sound(path: Path, card: Card, arrays: dict[str, np.ndarray]) -> Images:
     """The data set of a file's arrays; raises an InputError that names the file where they are not those of the card."""
-
-    def said(error: InputError) -> str:
-        return _damaged(path, card, f"is not what it should be ({str(error).partition(':')[0]})")
-
-    with refused(InputError, said):
+    try:
         return _images(card, arrays)
+    except InputError as error:
+        why = f"is not what it should be ({str(error).partition(':')[0]})"
+        raise InputError(_damaged(path, card, why)) from error
 
 
 def _damaged(path: Path, card: Card, what: str) -> str:

@@ -145,13 +145,9 @@ def load_model(path: Path | str, network: Network | None = None, client: int | N
             f"{path} holds no model that serves all clients as it is: add client=0, or another, for a client's own"
         ) from error
     if network.shape:
+        wanted = f"{path} holds parameters that do not fit the network {network.name}"
         # a mixture or an assembly is put together where it is used
-        with (
-            refused(
-                (Exception, InputError), f"{path} holds parameters that do not fit the network {network.name}"
-            ),
-            torch.no_grad(),
-        ):
+        with refused((Exception, InputError), wanted), torch.no_grad():
             module(torch.zeros(1, *network.shape, dtype=getattr(torch, kinds.pop())))
     return module
 

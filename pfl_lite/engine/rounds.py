@@ -280,8 +280,8 @@ def finite(ids: Tensor, *answers: Params) -> Tensor:
 
 def described(federation: Federation) -> dict[str, Any]:
     """The settings of a run that a federation decides, those that it knows; raises InputError for something else."""
-    made = "as make_federation(images, ...) makes one"
-    expect(federation, Federation, f"federation must be a Federation, {made}")
+    wanted = "federation must be a Federation, as make_federation(images, ...) makes one"
+    expect(federation, Federation, wanted)
     dtype = str(federation.images.dtype).removeprefix("torch.")
     known = {"data": federation.name, "clients": len(federation), "dtype": dtype}
     return known | {name: value for name in MADE if (value := getattr(federation, name)) is not None}

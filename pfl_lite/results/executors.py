@@ -304,9 +304,8 @@ class DaskExecutor:
         from distributed import KilledWorker
 
         try:
-            with refused(
-                CancelledError, self.lost
-            ):  # no line here cancels a run and then asks for its result
+            # no line here cancels a run and then asks for its result
+            with refused(CancelledError, self.lost):
                 return future.result()
         except KilledWorker as error:
             raise WorkerDied from error
