@@ -1,7 +1,7 @@
 """One card for every method, drawn from one short entry: what the server holds, what travels, what stays in an office.
 
-A new method gets an entry in `CARDS`; `make reference` then draws its card and puts it into its chapter, the glossary and the map
-of the methods. Run as a program, this prints the map as one A3 page (`make map`).
+A new method gets an entry in `CARDS`; `make reference` then draws its card and puts it into its chapter, the glossary, the map
+of the methods and the cheat sheet. Run as a program, this prints the map as one A3 page (`make map`).
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Card:
     """When a model becomes one office's own."""
     knob: str
     cost: str
+    formula: str
+    """The line in which it differs, in LaTeX and the letters of the page Notation; the cheat sheet shows it."""
 
 
 MODEL = (shared("model"),)
@@ -71,41 +73,48 @@ CARDS: dict[str, Card] = {
         FIRST, THREE, "Every office learns alone.", (), (own("model"),), "", "",
         learns="one model per office, from its own mail", when="from the first step",
         knob="none", cost="no traffic at all",
+        formula=r"\theta_i \leftarrow \theta_i - \eta \nabla f_i(\theta_i)",
     ),
     "fedavg": Card(
         FIRST, "federated-learning-in-twenty-lines", "Everyone trains a copy; the server averages the copies.", MODEL, MODEL,
         "model", "model",
         learns="one model for all", when="never; every office gets the same",
         knob="local epochs E", cost="1 model down, 1 up",
+        formula=r"\theta \leftarrow \sum_i \frac{n_i}{n} \theta_i",
     ),
     "pfl_ft": Card(
         FIRST, THREE, "FedAvg; then every office tunes its own copy.", MODEL, (shared("model"), own("tuned copy")),
         "model", "model",
         learns="one model for all, then a copy per office", when="after the last round",
         knob="epochs of tuning", cost="FedAvg's traffic, a few more epochs",
+        formula=r"\theta_i \leftarrow \mathrm{SGD}(\theta;\, f_i)",
     ),
     "fedprox": Card(
         CENTER, DRIFT, "FedAvg with a rubber band to the server's model.", MODEL, MODEL, "model", "model",
         learns="one model for all", when="never",
         knob="μ, strength of the band", cost="1 model down, 1 up",
+        formula=r"d_i = \nabla f_i(y) + \mu (y - \theta)",
     ),
     "scaffold": Card(
         CENTER, DRIFT, "Each step is corrected by how this office differs.", (shared("model"), shared("variate")),
         (shared("model"), own("own variate")), "both", "changes of both",
         learns="one model, and every control variate", when="never",
         knob="the server's step", cost="2 models down, 2 up",
+        formula=r"d_i = \nabla f_i(y) + c - c_i",
     ),
     "moon": Card(
         CENTER, DRIFT, "Features follow the server's model, not last round's.", MODEL, (shared("model"), own("last model")),
         "model", "model",
         learns="one model for all", when="never",
         knob="μ, weight of the contrast", cost="1 model each way, 3 forward passes",
+        formula=r"f_i + \mu\, \ell_{\mathrm{con}}(z, z_{\theta}, z_{\mathrm{last}})",
     ),
     "fedper": Card(
         PART, "sharing-a-part", "A shared base under a private head.", (shared("base"),), (shared("base"), own("head")),
         "base", "base",
         learns="a base for all and a head per office, at once", when="during training",
         knob="where to cut the network", cost="less than a model each way",
+        formula=r"\min_{s, p_i} \sum_i \frac{n_i}{n} f_i(s, p_i)",
     ),
     "fedrep": Card(
         PART, "sharing-a-part", "FedPer, one part at a time: head, then base.", (shared("base"),),
@@ -113,72 +122,84 @@ CARDS: dict[str, Card] = {
         "base", "base",
         learns="a head per office, then the base for all", when="during training",
         knob="epochs on the head; the cut", cost="FedPer's traffic, more epochs",
+        formula=r"p_i \leftarrow \mathrm{SGD}(p_i),\; s_i \leftarrow \mathrm{SGD}(s)",
     ),
     "lg_fedavg": Card(
         PART, "sharing-a-part", "A private base under a shared head.", (shared("head"),), (own("base"), shared("head")),
         "head", "head",
         learns="a base per office and a head for all", when="during training",
         knob="where to cut the network", cost="the top of a model each way",
+        formula=r"\min_{p_i, s} \sum_i \frac{n_i}{n} f_i(p_i, s)",
     ),
     "pfl_fb": Card(
         PART, "sharing-a-part", "FedAvg; then every office tunes its top layers.", MODEL,
         (shared("model"), own("tuned head")), "model", "model",
         learns="one model for all, then a head per office", when="after the last round",
         knob="epochs of tuning; the cut", cost="FedAvg's traffic, a few more epochs",
+        formula=r"p_i \leftarrow \mathrm{SGD}(p;\, f_i(s, \cdot))",
     ),
     "pfedme": Card(
         TIE, TIES, "A spring ties each office's model to the common one.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="a model each; a common one follows it", when="during training",
         knob="λ, strength of the tie", cost="1 model each way, 5 times the work",
+        formula=r"F_i(w) = \min_\theta f_i(\theta) + \frac{\lambda}{2} \lVert \theta - w \rVert^2",
     ),
     "ditto": Card(
         TIE, TIES, "FedAvg, and a second model pulled toward it.", MODEL, (shared("model"), own("own model")),
         "model", "model",
         learns="a model for all and a second per office", when="during training",
         knob="λ, strength of the pull", cost="1 model each way, twice the work",
+        formula=r"\min_{v_i} f_i(v_i) + \frac{\lambda}{2} \lVert v_i - w \rVert^2",
     ),
     "apfl": Card(
         TIE, TIES, "Use a mix of the common model and your own.", MODEL,
         (shared("model"), own("own model"), own("share α")), "model", "model",
         learns="both models, and how much of each to use", when="during training",
         knob="α at the start", cost="1 model each way, twice the work",
+        formula=r"\bar v_i = \alpha_i v_i + (1 - \alpha_i) w",
     ),
     "perfedavg": Card(
         TIE, TIES, "Learn a start from which one step is enough.", MODEL, (shared("model"), own("adapted model")),
         "model", "model",
         learns="one start for all", when="when it is used: one step",
         knob="rate of that step", cost="1 model each way, twice the gradients",
+        formula=r"\min_w \sum_i f_i(w - a \nabla f_i(w))",
     ),
     "ifca": Card(
         GROUPS, "clusters", "k models compete; each office picks the best.", (shared("1"), shared("2"), shared("3")),
         (shared("all k models"), own("its choice")), "k models", "1 model",
         learns="k models, and who uses which", when="during training, by group",
         knob="k, how many groups", cost="k models down, 1 up",
+        formula=r"\hat\jmath_i = \arg\min_j f_i(\theta_j)",
     ),
     "cfl": Card(
         GROUPS, "clusters", "Start as one group; split where updates disagree.", (shared("group a"), shared("group b")),
         (shared("group's model"),), "model", "model",
         learns="a model per group, and the groups", when="from the first split on",
         knob="when to split: ε₁, ε₂", cost="1 model down, 1 up",
+        formula=r"\min_{c_1, c_2} \max_{i \in c_1, j \in c_2} \cos(\Delta_i, \Delta_j)",
     ),
     "fedfomo": Card(
         NEIGHBOURS, "neighbours", "Try the others' models, and move toward good ones.", (sent("models"),),
         (sent("own model"), own("weights")), "others' models", "own model",
         learns="a model per office, and whom to trust", when="during training",
         knob="M, models to try", cost="M − 1 models down, 1 up",
+        formula=r"a_n \propto \max(0, \frac{L_i(\theta_i^-) - L_i(\theta_n)}{\lVert \theta_n - \theta_i^- \rVert})",
     ),
     "fedamp": Card(
         NEIGHBOURS, "neighbours", "The server mixes the models most like yours.", (sent("models"),),
         (sent("own model"), sent("its mix")), "its mix", "own model",
         learns="a model per office, and who is similar", when="during training",
         knob="λ, and σ of the attention", cost="1 model down, 1 up",
+        formula=r"\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}",
     ),
     "fedem": Card(
         MIXTURES, "mixtures", "Every office is a blend of the same few models.", (shared("1"), shared("2"), shared("3")),
         (shared("all M models"), own("blend π")), "M models", "M models",
         learns="M models, and a blend per office", when="during training, by the blend",
         knob="M, how many models", cost="M models each way, M times the work",
+        formula=r"q_{s,m} \propto \pi_{i,m} e^{-\ell_m(s)}",
     ),
     "pfedmb": Card(
         BRANCHES, "pfedmb", "Shared branches in every layer; each office mixes.",
@@ -186,30 +207,35 @@ CARDS: dict[str, Card] = {
         "B branches", "B branches, α",
         learns="branches for all, a mix per office", when="during training, by the mix",
         knob="B, branches per layer", cost="B models each way, twice the work",
+        formula=r"W_l = \sum_b \alpha_{l,b} W_{l,b}",
     ),
     "pfl_moe": Card(
         GATE, MOE, "A gate picks, image by image: common or own model.", MODEL,
         (shared("model"), own("tuned model"), own("gate")), "model", "model",
         learns="one model for all; expert and gate per office", when="after the last round",
         knob="rates of expert and gate", cost="FedAvg's traffic; expert and gate train at the end",
+        formula=r"g\, M(\theta; x) + (1 - g) M(\theta_i; x)",
     ),
     "pfl_mf": Card(
         GATE, MOE, "PFL-MoE with a common base; the gate reads pixels.", MODEL,
         (shared("model"), own("tuned head"), own("pixel gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
         knob="where to cut the network", cost="FedAvg's traffic; expert and gate train at the end",
+        formula=r"g = \sigma(G(w_i; x))",
     ),
     "pfl_mfe": Card(
         GATE, MOE, "PFL-MF whose gate reads features, not pixels.", MODEL,
         (shared("model"), own("tuned head"), own("feature gate")), "model", "model",
         learns="one model for all; head and gate per office", when="after the last round",
         knob="where to cut the network", cost="FedAvg's traffic; expert and gate train at the end",
+        formula=r"g = \sigma(G(w_i; a(x)))",
     ),
     "pfedhn": Card(
         WRITTEN, "generated-models", "A network at the server writes each office's network.",
         (fixed("hypernetwork"), own("embeddings")), (sent("own model"),), "own model", "its change",
         learns="a hypernetwork; an embedding per office", when="when it is generated",
         knob="size of the embedding", cost="1 model down, 1 up; work at the server",
+        formula=r"\theta_i = h(e_i; \varphi)",
     ),
     "fedmn": Card(
         MODULES, "assembling-a-network-per-client", "Each office assembles its network from a pool of blocks.",
@@ -217,6 +243,7 @@ CARDS: dict[str, Card] = {
         "blocks, router", "blocks, router",
         learns="a pool of blocks, and a router", when="as the data choose the blocks",
         knob="how many blocks per layer", cost="the chosen blocks and the router",
+        formula=r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
     ),
 }  # fmt: skip
 """The methods in the order of the course."""

@@ -11,34 +11,6 @@ from make_pdf import ROOT, print_sheet
 from pfl_lite.show.plots import METHOD_LABELS
 
 PAGE = ROOT / "book/cheat-sheet.md"
-# What the cards do not say: the line in which a method differs, in the letters of the page Notation.
-EQUATIONS = {
-    "local": r"\theta_i \leftarrow \theta_i - \eta \nabla f_i(\theta_i)",
-    "fedavg": r"\theta \leftarrow \sum_i \frac{n_i}{n} \theta_i",
-    "pfl_ft": r"\theta_i \leftarrow \mathrm{SGD}(\theta;\, f_i)",
-    "fedprox": r"d_i = \nabla f_i(y) + \mu (y - \theta)",
-    "scaffold": r"d_i = \nabla f_i(y) + c - c_i",
-    "moon": r"f_i + \mu\, \ell_{\mathrm{con}}(z, z_{\theta}, z_{\mathrm{last}})",
-    "fedper": r"\min_{s, p_i} \sum_i \frac{n_i}{n} f_i(s, p_i)",
-    "fedrep": r"p_i \leftarrow \mathrm{SGD}(p_i),\; s_i \leftarrow \mathrm{SGD}(s)",
-    "lg_fedavg": r"\min_{p_i, s} \sum_i \frac{n_i}{n} f_i(p_i, s)",
-    "pfl_fb": r"p_i \leftarrow \mathrm{SGD}(p;\, f_i(s, \cdot))",
-    "pfedme": r"F_i(w) = \min_\theta f_i(\theta) + \frac{\lambda}{2} \lVert \theta - w \rVert^2",
-    "ditto": r"\min_{v_i} f_i(v_i) + \frac{\lambda}{2} \lVert v_i - w \rVert^2",
-    "apfl": r"\bar v_i = \alpha_i v_i + (1 - \alpha_i) w",
-    "perfedavg": r"\min_w \sum_i f_i(w - a \nabla f_i(w))",
-    "ifca": r"\hat\jmath_i = \arg\min_j f_i(\theta_j)",
-    "cfl": r"\min_{c_1, c_2} \max_{i \in c_1, j \in c_2} \cos(\Delta_i, \Delta_j)",
-    "fedfomo": r"a_n \propto \max(0, \frac{L_i(\theta_i^-) - L_i(\theta_n)}{\lVert \theta_n - \theta_i^- \rVert})",
-    "fedamp": r"\xi_{ij} \propto e^{-\lVert w_i - w_j \rVert^2 / \sigma}",
-    "fedem": r"q_{s,m} \propto \pi_{i,m} e^{-\ell_m(s)}",
-    "pfedmb": r"W_l = \sum_b \alpha_{l,b} W_{l,b}",
-    "pfl_moe": r"g\, M(\theta; x) + (1 - g) M(\theta_i; x)",
-    "pfl_mf": r"g = \sigma(G(w_i; x))",
-    "pfl_mfe": r"g = \sigma(G(w_i; a(x)))",
-    "pfedhn": r"\theta_i = h(e_i; \varphi)",
-    "fedmn": r"\Pi_i = \sigma(\frac{1}{n_i} \sum h(z(x, y)))",
-}
 TITLES = "Method", "Shared", "Its own", "The knob", "Cost per office and round", "The formula"
 INTRO = """\
 # Cheat sheet
@@ -72,7 +44,7 @@ def named(pieces: tuple[Piece, ...], own: bool) -> str:
 def rows() -> list[tuple[str, ...]]:
     """The lines of the sheet: the method and five columns; a formula is LaTeX."""
     return [
-        (method, named(card.office, False), named(card.office, True), card.knob, card.cost, EQUATIONS[method])
+        (method, named(card.office, False), named(card.office, True), card.knob, card.cost, card.formula)
         for method, card in CARDS.items()
     ]
 
