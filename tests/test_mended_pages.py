@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
 
 FOLD = (
     '<details class="admonition hide {side}-input">\n<summary>\n<p class="collapsed admonition-title">Show code</p>\n'
@@ -102,3 +104,17 @@ def test_lines_break_where_they_should_on_the_site_alone(before: str, after: str
         context = {"body": before}
         tool.with_unbroken_words(_Site(pages), "a", "page.html", context, None)
         assert context["body"] == expected
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind"),
+    [('<table id="T_1"></table>', "TableFigure"), ('<div class="pfl-explorer"></div>', "figure")],
+    ids=["a styled table", "an explorer"],
+)
+def test_a_table_that_a_cell_shows_is_a_table_under_its_caption(shown: str, kind: str) -> None:
+    page = new_document("a-page")
+    caption = nodes.caption("", "What to see")
+    page += nodes.figure("", nodes.container("", nodes.raw("", shown, format="html")), caption)
+    importlib.import_module("mended_pages").with_tables_named(None, page)
+    assert type(page[0]).__name__ == kind
+    assert (page[0][0] is caption) == (kind == "TableFigure")

@@ -9,7 +9,7 @@ fold holds: MyST-NB has one prompt for folded code and folded output. And figure
 small, are shown larger: their files have two dots for each dot of a page. And lines no longer break where they should not:
 between a formula and its comma, after the dash of an option, or inside an interval or a short name in a table. And a line of
 code that is longer than the column goes on below, indented. And in a table that pandas styles, the digits of a column stand
-under one another.
+under one another. And a figure that holds a styled table is counted and named as a table, with its caption above.
 
 And every page says in its head what it is about, in the words that it begins with: search engines show them, and so do chats and
 learning platforms where a teacher puts a link.
@@ -86,6 +86,18 @@ def with_larger_figures(app: Sphinx, doctree: nodes.document, _page: str) -> Non
             wide, high = picture.size
         width = int(found[1])
         image["width"] = f"{enlarged(width, width * high / wide)}px"
+
+
+class TableFigure(nodes.figure):
+    """A cell's figure that holds a table: MyST-NB knows figures alone."""
+
+
+def with_tables_named(_app: Sphinx, doctree: nodes.document) -> None:
+    """Let a figure that holds a styled table be *Table N*, and put its caption above, as over any other table."""
+    for figure in doctree.findall(nodes.figure):
+        if any(STYLED.search(raw.astext()) for raw in figure.findall(nodes.raw)):
+            figure.__class__ = TableFigure  # labels point to this very node
+            figure.children.sort(key=lambda part: not isinstance(part, nodes.caption))
 
 
 def with_playground(_app: Sphinx, _page: str, source: list[str]) -> None:
@@ -181,7 +193,10 @@ def with_description(
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx; scripts are taken before the theme adds checksums to their addresses."""
+    same = (lambda writer, node: writer.visit_figure(node)), (lambda writer, node: writer.depart_figure(node))
+    app.add_enumerable_node(TableFigure, "table", html=same)
     app.connect("builder-inited", whole_book)
+    app.connect("doctree-read", with_tables_named)
     app.connect("source-read", with_playground)
     app.connect("html-page-context", without_thebe, priority=100)
     app.connect("html-page-context", with_prompts)
