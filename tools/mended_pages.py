@@ -9,7 +9,7 @@ fold holds: MyST-NB has one prompt for folded code and folded output. And figure
 small, are shown larger: their files have two dots for each dot of a page. And lines no longer break where they should not:
 between a formula and its comma, after the dash of an option, or inside an interval or a short name in a table. And a line of
 code that is longer than the column goes on below, indented. And in a table that pandas styles, the digits of a column stand
-under one another. And a figure that holds a styled table is counted and named as a table, with its caption above.
+under one another. And a figure that holds a table of pandas is counted and named as a table.
 
 And every page says in its head what it is about, in the words that it begins with: search engines show them, and so do chats and
 learning platforms where a teacher puts a link.
@@ -40,6 +40,7 @@ CELL = re.compile(
     r'<(td|th)((?: id="T_[^"]*")? class="(?:data|row_heading) )([^>]*>)([^<]*)(</(?:td|th)>|<ul>)'
 )
 STYLED = re.compile(r'<table id="T_.*?</table>', re.DOTALL)
+OF_PANDAS = re.compile(r'<table (?:id="T_|border="1" class="dataframe")')  # styled, or plain
 IN_COLUMN = re.compile(r'(class="(?:data row\d+|col_heading level\d+) col(\d+))(" >)([^<]*)<')
 NUMBER = re.compile(r"[-+−]?\d[\d,]*(?:\.\d+)?%?|[–-]?")  # or the sign of a missing one
 ITEM = re.compile(r"<(li|td)>[^<]*</\1>")  # of a list, or of a plain table
@@ -93,11 +94,11 @@ class TableFigure(nodes.figure):
 
 
 def with_tables_named(_app: Sphinx, doctree: nodes.document) -> None:
-    """Let a figure that holds a styled table be *Table N*, and put its caption above, as over any other table."""
+    """Let a figure that holds a table of pandas be *Table N*; the style sheet puts its caption above, as over other tables."""
     for figure in doctree.findall(nodes.figure):
-        if any(STYLED.search(raw.astext()) for raw in figure.findall(nodes.raw)):
+        if any(OF_PANDAS.search(raw.astext()) for raw in figure.findall(nodes.raw)):
             figure.__class__ = TableFigure  # labels point to this very node
-            figure.children.sort(key=lambda part: not isinstance(part, nodes.caption))
+            figure["classes"].append("table-figure")
 
 
 def with_playground(_app: Sphinx, _page: str, source: list[str]) -> None:
