@@ -13,7 +13,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,23 @@ def check_writable(path: Path, force: bool = True) -> None:
 
 
 @contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make a folder where there is none, and those above it; those that are still empty at the end of the block go again."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for one in new:
+            with suppress(OSError):  # something has been written
+                one.rmdir()
+
+
+@contextmanager
 def locked(path: Path | str | None, inside: bool = False) -> Iterator[None]:
     """Keep others from training into a file or folder until the block, or this process, ends; nothing is done for None.
 
-    The lock is a hidden file beside it, or `inside` a folder, for the one around it may not be ours to write into. No folder that
-    was made for this stays empty.
+    The lock is a hidden file beside it, or `inside` a folder, for the one around it may not be ours to write into.
 
     Raises:
         InputError: another call trains into it, or its folder cannot be written.
@@ -117,21 +129,18 @@ def locked(path: Path | str | None, inside: bool = False) -> Iterator[None]:
         return
     folder, name = (Path(path), "") if inside else (Path(path).parent, f".{Path(path).name}")
     file = folder / f"{name}.lock"
-    with told(folder):
-        lock = FileLock(regular(file))
-        made = [one for one in (folder, *folder.parents) if not one.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with refused(Timeout, f"another call trains into {path}: wait for its end, or name another"):
-            lock.acquire(timeout=0)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            file.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
-        lock.release()
-        for one in made:
-            with suppress(OSError):  # something has been written
-                one.rmdir()
+    with ExitStack() as folders:
+        with told(folder):
+            lock = FileLock(regular(file))
+            folders.enter_context(made(folder))
+            with refused(Timeout, f"another call trains into {path}: wait for its end, or name another"):
+                lock.acquire(timeout=0)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                file.unlink()  # while it is locked: a process that opened it meanwhile sees that it is gone, and tries again
+            lock.release()
 
 
 @contextmanager
@@ -141,9 +150,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         InputError: the file cannot be written.
     """
-    with told(path):
-        regular(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with told(path), made(regular(path).parent):
         for old in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a process that was killed
             with suppress(OSError):
                 if time.time() - old.stat().st_mtime > ABANDONED:

@@ -6,7 +6,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from pfl_lite.atomic_files import atomic_path
+from pfl_lite.atomic_files import atomic_path, made
 from pfl_lite.errors import InputError
 
 
@@ -26,24 +26,28 @@ def source() -> Path:
 def copy_results(folder: Path) -> None:
     """Copy the stored results that some chapters read to `folder/data`; a chapter in `folder` then finds them.
 
-    A file that is there already stays as it is: it may be a result of the reader's own.
+    A file that is there already stays as it is: it may be a result of the reader's own. If one cannot be copied, none is.
 
     Raises:
         InputError: this installation has no chapters, or `folder` cannot be written.
     """
     book = source()
     data = book / "data" if (book / "data").is_dir() else book.parent / "data"
-    for stored in sorted(data.rglob("*")):
-        target = folder / "data" / stored.relative_to(data)
-        if stored.is_file() and not target.exists():
-            with atomic_path(target) as temporary:
-                shutil.copyfile(stored, temporary)
+    with ExitStack() as undo:
+        for stored in sorted(data.rglob("*")):
+            target = folder / "data" / stored.relative_to(data)
+            if stored.is_file() and not target.exists():
+                undo.enter_context(made(target.parent))
+                with atomic_path(target) as temporary:
+                    shutil.copyfile(stored, temporary)
+                undo.callback(target.unlink)
+        undo.pop_all()
 
 
 def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
     """Copy the chapters to `folder`, with the stored results that some of them read below `folder/data`.
 
-    `force` replaces chapters, never results; where something fails in the middle, all chapters that were there are as they were.
+    `force` replaces chapters, never results; where something fails in the middle, all is as it was.
 
     Returns the notebooks that were written. In that folder, `jupyter lab` runs them.
 
@@ -59,8 +63,8 @@ def copy_chapters(folder: Path, force: bool = False) -> list[Path]:
         raise InputError(
             f"{folder / there[0]} exists: name another folder, or replace the chapters with --force"
         )
-    copy_results(folder)
     with ExitStack() as copies:  # they take their places together, at its end
         for chapter in chapters:
             shutil.copyfile(chapter, copies.enter_context(atomic_path(folder / chapter.name)))
+        copy_results(folder)
     return [folder / chapter.name for chapter in chapters]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -457,18 +458,23 @@ def test_a_failure_in_the_middle_leaves_the_chapters_that_were_there(
         (tmp_path / chapter.name).write_text("my notes")
     before, copied = sorted(tmp_path.rglob("*")), shutil.copyfile
 
-    def full(source: Path, target: Path) -> Path:
-        """The disk is full in the middle of one of the last chapters."""
-        if Path(source).name == CHAPTERS[-2].name:
+    def full(last: str, source: Path, target: Path) -> Path:
+        """The disk is full in the middle of a file."""
+        if Path(source).name == last:
             Path(target).write_bytes(b"{")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
         return Path(copied(source, target))
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(shutil, "copyfile", partial(full, CHAPTERS[-2].name))
     with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
         copies.copy_chapters(tmp_path, force=True)
     assert sorted(tmp_path.rglob("*")) == before
     assert {(tmp_path / chapter.name).read_text() for chapter in CHAPTERS} == {"my notes"}
+    for last in (CHAPTERS[-2], ROOT / "data/paper_tables.csv"):  # a chapter, and one of the last results
+        monkeypatch.setattr(shutil, "copyfile", partial(full, last.name))
+        with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
+            copies.copy_chapters(tmp_path / "no/such/folder")
+        assert sorted(tmp_path.rglob("*")) == before, "files or empty folders are left"
 
 
 def test_no_result_is_replaced_at_all(tmp_path: Path) -> None:
