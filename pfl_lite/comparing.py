@@ -26,6 +26,7 @@ from pfl_lite.papers.statement import by_unit, estimate
 OF_ALL = ("data", "partition", "clients", "split", "val_fraction", "seed", "federation", "workers", "unseen")
 """What no row has for itself: a client of one method must be the same client of another."""
 LONGEST = 200  # letters of a row's name in a file's name
+MOST_SEEDS = 1_000
 _Files = dict[tuple[str, int], tuple[Path, Path]]
 """Row and seed -> files of a run's report and checkpoint."""
 
@@ -68,10 +69,12 @@ def compare(
         A row per method, in the order in which they are given, so that the first row is what the others are compared with.
         `accuracy` is in percent: the mean over seeds and clients on the clients' own images, after fine-tuning where a run
         has `ft_epochs` (for tables of numbers it is `r2`, times 100). Clients that are held out (`unseen`) do not count.
+        `deviation` is the standard deviation of the seeds' means, NaN with one seed.
         `difference` is the mean of a row minus the first row in points, paired by seed and client, over the clients that have
         such images with every seed. `low` and `high` are its 95% t interval over seeds and clients. All three are NaN in the
-        first row. A single seed shows only a part of its error, so its interval is widened. The learning curves, before any
-        fine-tuning, are under `attrs`: `plots.plot_curves(pd.DataFrame(table.attrs["curves"]))` draws them.
+        first row. A single seed shows only a part of its error, so its interval is widened. Under `attrs` are the learning
+        curves, before any fine-tuning, and what each client ends with, as shares: `plots.plot_curves` and `plots.plot_clients`
+        draw `pd.DataFrame(table.attrs["curves"])` and `["clients"]`.
 
     Raises:
         InputError: no method or seed, one that is there twice, or a setting that does not exist, cannot be, or must be the same
@@ -128,7 +131,7 @@ def _trained(
 ) -> pd.DataFrame:
     """The table, from runs that are trained one after another."""
     first: np.ndarray | None = None
-    table, curves = [], []
+    table, curves, clients = [], [], []
     for at, row in enumerate(rows):
         scores, held = [], []  # of all clients, one a seed; whether they have such images and took part
         for seed in seeds:
@@ -142,8 +145,11 @@ def _trained(
             curves += [{"method": row.name, "seed": seed, "round": n, "value": value} for n, value in points]
             if kept:
                 write_json(kept[0], report)
-            scores.append(100 * np.array(report["final"][f"{on}_{metric}"], dtype=float))
+            final = report["final"][f"{on}_{metric}"]
+            scores.append(100 * np.array(final, dtype=float))
             held.append(_there(sim, on))
+            of = {"method": row.name, "seed": seed}
+            clients += [of | {"client": i, "value": value} for i, value in enumerate(final)]
             took, ended = time.perf_counter() - started, at * len(seeds) + len(scores)
             print(
                 f"{row.name} seed {seed}: {_mean(scores[-1][held[-1]]):.2f}% after {took:.1f} s, "
@@ -152,16 +158,17 @@ def _trained(
                 flush=True,
             )
         own, there = np.array(scores), np.array(held)  # [seeds, clients]
-        found = {metric: _mean(own[there])}
+        means = [_mean(own[i][there[i]]) for i in range(len(seeds))]
+        found = {metric: _mean(own[there]), "deviation": pd.Series(means).std()}
         if first is None:
             first = own
         else:
             lead = estimate(by_unit(own - first, report)[:, _paired(there, report["config"])])
             found |= {"difference": lead.value} | dict(zip(("low", "high"), lead.interval, strict=True))
         table.append(found)
-    columns = [metric, "difference", "low", "high"]
+    columns = [metric, "deviation", "difference", "low", "high"]
     frame = pd.DataFrame(table, index=pd.Index([row.name for row in rows], name="method"), columns=columns)
-    frame.attrs["curves"] = curves
+    frame.attrs |= {"curves": curves, "clients": clients}
     return frame
 
 
@@ -227,11 +234,12 @@ def _rows(methods: Iterable[str | Method] | Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _seeds(seeds: int | Iterable[int]) -> list[int]:
-    which = range(int(seeds)) if isinstance(seeds, Integral) else seeds
+    which = range(min(int(seeds), MOST_SEEDS + 1)) if isinstance(seeds, Integral) else seeds
     numbers = list(which) if isinstance(which, Iterable) else []
-    if not numbers or isinstance(seeds, str | bool) or len(set(numbers)) < len(numbers):
+    right = 0 < len(set(numbers)) == len(numbers) <= MOST_SEEDS
+    if not right or isinstance(seeds, str | bool):
         raise InputError(
-            f"seeds must be a number of 1 or more, or different seeds such as [0, 1, 2], not {seeds!r}"
+            f"seeds must be a number from 1 to {MOST_SEEDS:,}, or different seeds such as [0, 1, 2], not {seeds!r}"
             + (": seed 0 alone is [0], on the command line `--seeds 0,`" if seeds == 0 else "")
         )
     return numbers

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +44,11 @@ def test_a_row_is_the_mean_of_its_runs_and_their_paired_difference_from_the_firs
     assert frame.loc["local", ["difference", "low", "high"]].isna().all()
     lead = estimate(fedavg - local)
     assert frame.loc["fedavg", ["difference", "low", "high"]].tolist() == [lead.value, *lead.interval]
+    assert frame["deviation"].tolist() == pytest.approx([x.mean(1).std(ddof=1) for x in (local, fedavg)])
+    clients = pd.DataFrame(frame.attrs["clients"]).pivot_table("value", ["method", "seed"], "client")
+    assert np.array_equal(100 * clients.loc["fedavg"], fedavg) and np.array_equal(
+        100 * clients.loc["local"], local
+    )
     curves = [point for point in frame.attrs["curves"] if (point["method"], point["seed"]) == ("fedavg", 2)]
     rounds, values = run("fedavg", seed=2, **SHORT).history.curve()
     assert [point["round"] for point in curves] == rounds == [0, 1, 2]
@@ -97,7 +103,7 @@ def test_a_number_of_seeds_may_come_from_numpy() -> None:
         (["fedavg", "fedper"], {"head": "last"}, "unknown setting of fedavg 'head'"),
         ({"fedavg": {}, "fedper": {"head": "fc9"}}, {}, "fc9"),
         (["fedavg"], {"seed": 3}, r"compare takes seeds, not seed: write seeds=\[3\]"),
-        (["fedavg"], {"seeds": 0}, "seeds must be a number of 1 or more, .*: seed 0 alone is"),
+        (["fedavg"], {"seeds": 0}, "seeds must be a number from 1 to 1,000, .*: seed 0 alone is"),
         (["fedavg"], {"seeds": [1, 1]}, "or different seeds such as"),
         (["fedavg"], {"seeds": "3"}, "not '3'"),
         (["fedavg"], {"seeds": [0, -1]}, "seed must be 0 or more, not -1"),
