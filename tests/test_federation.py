@@ -316,6 +316,16 @@ def test_indices_that_are_none_are_refused(changed: dict[str, object], words: st
         Federation.build(pictures(), [*clients_of(([0], [], [0])), client])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_client_s_indices_and_labels_may_be_columns_that_no_one_may_write_to() -> None:
+    images, (client,) = pictures(), clients_of(([0, 1], [2], [3]))
+    for array in (client.train, client.val, client.test, images.train_labels, images.test_labels):
+        array.flags.writeable = False  # as pandas gives them
+    federation = Federation.build(images, [client])
+    federation.train[0][0] = 5
+    assert client.train.tolist() == [0, 1]
+
+
 def test_indices_may_be_lists_and_test_images_are_other_images() -> None:
     client = ClientIndices(train=[4, 2], val=[], test=(4, 2))  # type: ignore[arg-type]
     federation = Federation.build(pictures(), [client])

@@ -89,7 +89,7 @@ class Federation:
                 stacklevel=2,
             )
 
-        integers = partial(torch.as_tensor, dtype=torch.int64, device=device)
+        integers = partial(torch.tensor, dtype=torch.int64, device=device)  # pandas' arrays are read-only
         train, val, test = (
             [integers(getattr(client, split)) for client in clients] for split in ("train", "val", "test")
         )
