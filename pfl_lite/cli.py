@@ -30,6 +30,7 @@ from pfl_lite.schema import check_bounds, check_workers
 
 LONGEST = 500  # characters of a sentence
 NO_ROOM = re.compile("(allocate|enough|out of) memory")  # as torch says it; an illegal access is no lack
+MORE = re.compile(r"Got unexpected extra argument\S* \((.*)\)")  # in any version of the parser
 LISTS_HELP = (
     'lists of your own, `{"clients": [{"train": [0, 5], "val": [2], "test": [1]}, ...]}`, positions among the training '
     "(train, val) and test images; val and test may be left out"
@@ -78,7 +79,9 @@ class PoliteGroup(TyperGroup):
         except Exception as error:
             if hasattr(error, "format_message"):  # what click, or typer's copy of it, says of bad usage
                 sentence = str(setting_hint(error, words) or error.format_message() or "a command is missing")
-                if type(error).__name__ == "MissingParameter" and (where := getattr(error, "ctx", None)):
+                sentence, extra = MORE.subn(r"'\1' is more than the command takes", sentence)
+                missing = extra or type(error).__name__ == "MissingParameter"
+                if missing and (where := getattr(error, "ctx", None)):
                     sentence = f"{sentence.removesuffix('.')}: see `{where.command_path} --help`"
                 raise ended(2, sentence) from error
             if isinstance(error, MemoryError) or (
@@ -137,6 +140,18 @@ def setting_hint(error: Exception, words: list[str]) -> str | None:
     return None
 
 
+def number_option(kind: type, help: str, *default: Any) -> Any:
+    """An option that takes a number, `int` or `float`."""
+
+    def read(text: Any) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"'{text}' is not a {'whole ' * (kind is int)}number") from None
+
+    return typer.Option(*default, parser=read, metavar=f"<{kind.__name__}>", help=help)
+
+
 def settings_of_a_run() -> dict[str, tuple[str, Any, str]]:
     """Type, default and meaning of every setting of a run: the fields of `RunConfig` with their docstrings.
 
@@ -168,7 +183,9 @@ def with_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
         for name in names or known:
             kind, default, meaning = known[name]
             given: Any = kinds[kind.removesuffix(" | None")]
-            said = Annotated[given | None, typer.Option(help=" ".join(meaning.split()))]
+            help = " ".join(meaning.split())
+            taken = number_option(given, help) if given in (int, float) else typer.Option(help=help)
+            said = Annotated[given | None, taken]
             own.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=said)
             )
@@ -220,7 +237,7 @@ StoredResults = Annotated[
     ),
 ]
 Workers = Annotated[
-    int, typer.Option(help="processes that share out a round's clients, one thread each; same numbers")
+    int, number_option(int, "processes that share out a round's clients, one thread each; same numbers")
 ]
 Force = Annotated[bool, typer.Option("--force", help="replace files that are there already")]
 
@@ -620,7 +637,7 @@ def compare(
     Example: `pfl-lite compare local fedavg ditto:lam=0.1 --data digits --model linear --epochs 5 --lr 0.5`
 
     `difference` is paired by seed and client, and `low` and `high` are its 95% interval: if it contains zero, the runs cannot say
-    which of the two methods is better.
+    which of the two methods is better. `deviation` is the standard deviation of the seeds' means.
     """
     check_inputs_and_outputs(force, settings, plot=(plot, PICTURES))
     options = {name: value for name, value in settings.items() if asked_for(context, name)}
@@ -684,16 +701,17 @@ def parse_budget(text: str) -> float:
 def reproduce(
     experiment: Experiment,
     budget_name: BudgetName = "small",
-    methods: str | None = typer.Option(None, help="rows to train, separated by commas [all]"),
+    methods: str | None = typer.Option(
+        None, "--methods", "--arms", help="rows to train, e.g. fedavg,pfedmb-plain (`ledger missing`) [all]"
+    ),
     seeds: str | None = typer.Option(
         None, help="which seeds, not how many, separated by commas: 3 is seed 3 alone [the protocol's]"
     ),
-    rounds: int | None = typer.Option(
-        None,
-        help="fewer rounds of the results than the protocol's, which the table then says; a search keeps its own",
+    rounds: int | None = number_option(
+        int, "fewer rounds than the protocol's, which the table then says; a search keeps its own", None
     ),
-    workers: int | None = typer.Option(
-        None, help="processes, each with one thread [1]; with --scheduler, runs at once [one a worker]"
+    workers: int | None = number_option(
+        int, "processes, each with one thread [1]; with --scheduler, runs at once [one a worker]", None
     ),
     scheduler: str | None = typer.Option(
         None, help="train on the workers of this Dask scheduler, e.g. tcp://10.0.0.1:8786"

@@ -63,7 +63,8 @@ def said(value: Any, wanted: str) -> str:
 
 def number(low: float = 0, high: float = MOST, *, whole: bool = False) -> Rule:
     """A number from `low` to `high`."""
-    kinds, wanted = (int,) if whole else (int, float), f"a {'whole ' * whole}number from {low:g} to {high:g}"
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    wanted = f"a {'whole ' * whole}number from {low:.10g} to {high:.10g}"
     return lambda value: None if type(value) in kinds and low <= value <= high else said(value, wanted)
 
 

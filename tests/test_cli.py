@@ -540,6 +540,17 @@ def test_the_package_s_names_are_listed() -> None:
         (["run", "fedavg", "--partition", "nul\0x.npz"], "no name of a file"),
         (["run", "fedavg", "--out", "."], "must end in .json or .csv"),
         (["notebooks", ""], "is no name of a file"),
+        (["run", "fedavg", "--lr", "abc"], "'--lr': 'abc' is not a number\n"),
+        (["compare", "fedavg", "--batch-size", "1e3"], "'--batch-size': '1e3' is not a whole number\n"),
+        (["run", "fedavg", "--workers", "two"], "'--workers': 'two' is not a whole number\n"),
+        (["reproduce", "pfedmb-table1", "--rounds", "x"], "'--rounds': 'x' is not a whole number\n"),
+        (["methods", "fedavg", "local"], "'local' is more than the command takes: see `"),
+        (["compare", "fedavg", "--seeds", "99999999999"], "a number from 1 to 1,000"),
+        (
+            ["reproduce", "pfedmb-table1", "--arms", "pfedmb-more"],
+            "unknown row of pfedmb-table1 'pfedmb-more'",
+        ),
+        (["reproduce", "pfedmb-table1", "--methods", "pfedmb-more"], "did you mean pfedmb"),
         (["run", "fedavg", "--partition", "dirichlet:0"], "ALPHA"),
         (["run", "fedavg", "--partition", "dirichlet:x"], "number"),
         (["run", "fedavg", "--partition", "classes:11"], "classes"),
@@ -842,7 +853,7 @@ def test_a_group_is_reproduced_in_an_order_that_works(
     monkeypatch.setitem(GROUPS, "both", ("follows", "searches"))
     monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
     result = call("reproduce", "both", "--methods", "fedavg,local", "--ledger", tmp_path)
-    assert result.exit_code == 2 and "unknown method of searches 'local'" in result.stderr
+    assert result.exit_code == 2 and "unknown row of searches 'local'" in result.stderr
     result = call("reproduce", "both", "--rounds", "3", "--ledger", tmp_path)
     assert result.exit_code == 2 and "both is trained for 2 rounds: ask for fewer" in result.stderr
     result = call("reproduce", "both", "--budget", "0.001s", "--ledger", tmp_path)

@@ -187,7 +187,7 @@ class Experiment:
     def arm(self, key: str) -> Arm:
         """One arm by its key; raises InputError for an unknown one."""
         arms = {arm.key: arm for arm in self.arms}
-        return arms[one_of(f"method of {self.name}", key, arms)]
+        return arms[one_of(f"row of {self.name}", key, arms)]
 
 
 def own_names(names: Sequence[str]) -> list[str]:
