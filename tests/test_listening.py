@@ -97,3 +97,11 @@ def test_jupyterlab_as_readers_are_told_to_start_it_listens_on_this_machine_only
         lab = labapp.LabApp.serverapp_class()
         lab.parse_command_line(shlex.split(options))
         assert lab.ip in ("localhost", "127.0.0.1"), options
+
+
+def test_without_flower_its_script_says_in_one_sentence_where_to_begin(repository: Path) -> None:
+    code = "import runpy, sys; sys.modules['flwr'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    script = str(repository / "examples/flower/run_here.py")
+    process = subprocess.run([sys.executable, "-c", code, script], capture_output=True, text=True)
+    assert process.returncode == 1 and process.stderr.count("\n") == 1
+    assert "make Flower's environment first" in process.stderr

@@ -28,9 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pfl_flower import shared
-from pfl_flower.own_data import write_clients
-from pfl_flower.tiny import ASKED, RUN, run_config, settings
+
+try:
+    from pfl_flower import shared
+    from pfl_flower.own_data import write_clients
+    from pfl_flower.tiny import ASKED, RUN, run_config, settings
+except ModuleNotFoundError as error:
+    sys.exit(f"run_here: {error}: make Flower's environment first, as README.md beside this file says")
 
 from pfl_lite.engine.simulation import Simulation
 from pfl_lite.errors import InputError
