@@ -473,6 +473,7 @@ def pfedmb_momentum(setting: str) -> Experiment:
         f"{names} as in that table with the paper's budget, but with momentum {STARTS[0]['momentum']}, rate {STARTS[0]['lr']} "
         f"and weight decay {STARTS[0]['weight_decay']}, as IFCA's search chose them; their own searches chose plain SGD.",
         {f"{method}-momentum": (f"momentum {chosen['momentum']}", chosen) for method, chosen in rows.items()},
+        (0, 1, 2) if len(rows) > 1 else (0,),
     )
 
 
