@@ -461,7 +461,8 @@ def slower_name(setting: str) -> str:
 def pfedmb_momentum(setting: str) -> Experiment:
     """Our addition: with unequal mixtures, where would rows end with the optimizer that IFCA's search chose?"""
     rows: dict[str, Settings] = {"fedavg": STARTS[0]}
-    if TABLE2_SETTINGS[setting].clients == 15:
+    few = TABLE2_SETTINGS[setting].clients == 15
+    if few:
         rows["pfedmb"] = (
             BRANCH_SEARCH["grid"][0] | STARTS[0] | {"branches": TABLE2_SETTINGS[setting].branches}
         )
@@ -473,7 +474,7 @@ def pfedmb_momentum(setting: str) -> Experiment:
         f"{names} as in that table with the paper's budget, but with momentum {STARTS[0]['momentum']}, rate {STARTS[0]['lr']} "
         f"and weight decay {STARTS[0]['weight_decay']}, as IFCA's search chose them; their own searches chose plain SGD.",
         {f"{method}-momentum": (f"momentum {chosen['momentum']}", chosen) for method, chosen in rows.items()},
-        (0, 1, 2) if len(rows) > 1 else (0,),
+        (0, 1, 2) if few else (0,),
     )
 
 
