@@ -40,7 +40,7 @@ class Card:
 
     family: str
     chapter: str
-    """The file of its chapter."""
+    """The page that teaches it: a unit, or the laboratory of one."""
     says: str
     """The idea, in a line."""
     server: tuple[Piece, ...]
@@ -103,8 +103,8 @@ CARDS: dict[str, Card] = {
         formula=r"d_i = \nabla f_i(y) + c - c_i",
     ),
     "moon": Card(
-        CENTER, DRIFT, "Features follow the server's model, not last round's.", MODEL, (shared("model"), own("last model")),
-        "model", "model",
+        CENTER, f"lab-{DRIFT}", "Features follow the server's model, not last round's.", MODEL,
+        (shared("model"), own("last model")), "model", "model",
         learns="one model for all", when="never",
         knob="μ, weight of the contrast", cost="1 model each way, 3 forward passes",
         formula=r"f_i + \mu\, \ell_{\mathrm{con}}(z, z_{\theta}, z_{\mathrm{last}})",
@@ -153,14 +153,14 @@ CARDS: dict[str, Card] = {
         formula=r"\min_{v_i} f_i(v_i) + \frac{\lambda}{2} \lVert v_i - w \rVert^2",
     ),
     "apfl": Card(
-        TIE, TIES, "Use a mix of the common model and your own.", MODEL,
+        TIE, f"lab-{TIES}", "Use a mix of the common model and your own.", MODEL,
         (shared("model"), own("own model"), own("share α")), "model", "model",
         learns="both models, and how much of each to use", when="during training",
         knob="α at the start", cost="1 model each way, twice the work",
         formula=r"\bar v_i = \alpha_i v_i + (1 - \alpha_i) w",
     ),
     "perfedavg": Card(
-        TIE, TIES, "Learn a start from which one step is enough.", MODEL, (shared("model"), own("adapted model")),
+        TIE, f"lab-{TIES}", "Learn a start from which one step is enough.", MODEL, (shared("model"), own("adapted model")),
         "model", "model",
         learns="one start for all", when="when it is used: one step",
         knob="rate of that step", cost="1 model each way, twice the gradients",
