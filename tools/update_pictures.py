@@ -49,7 +49,7 @@ The [glossary](sec-cards) has every card in full size, and [Which method when](w
 ## What is not on the map
 
 The newest methods here are from 2022, and libraries such as PFLlib {{cite}}`zhang2025pfllib` have many others. You will meet the
-names below. We have run only FedBN. Each gives one more answer to the question of the map:
+names below. We have run only the first and the last. Each gives one more answer to the question of the map:
 
 - **FedBN** {{cite}}`li2021fedbn`: everything travels but batch norm ([our program](sec-own-fedbn)).
 - **FedBABU** {{cite}}`oh2022fedbabu`: the base travels and trains under a head that stays as it was drawn at random. At the end
