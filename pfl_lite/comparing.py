@@ -52,7 +52,7 @@ def compare(
     """Run each method with each seed, and compare the others with the first one client by client.
 
     `compare(["local", "fedavg", "ditto"], seeds=3, data="digits", partition="dirichlet:0.4", epochs=5)`. A line on stderr tells
-    of every run that has ended. Page: *How to read, run and teach*.
+    of every run that has ended. Page: *The command line*.
 
     Args:
         methods: names, or methods with their settings such as `Ditto(lam=0.1)`; or a dict from the name of a row to settings that

@@ -108,7 +108,7 @@ def test_workflows_test_the_oldest_python(project: dict) -> None:
 def test_workflows_and_documents_name_existing_make_targets() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     sources = [*ROOT.glob(".github/workflows/*.yml"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    sources += [ROOT / "book" / name for name in ("intro.md", "how-to-use.md")]
+    sources += [ROOT / "book" / name for name in ("intro.md", "how-to-use.md", "command-line.md")]
     for source in sources:
         named = set(re.findall(r"(?:run: |`|^)make ([a-z]+)", source.read_text(), flags=re.MULTILINE))
         assert named <= targets, f"{source.name} names {named - targets}"

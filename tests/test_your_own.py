@@ -95,7 +95,7 @@ def test_the_code_on_methods_runs() -> None:
 
 
 def test_how_to_compare_over_seeds_runs_and_cannot_tell_the_methods_apart() -> None:
-    text = PAGE.with_name("how-to-use.md").read_text(encoding="utf-8")
+    text = PAGE.with_name("command-line.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     block, drawn = [one for one in blocks if "compare" in one or "attrs" in one]
     rows = {line.split()[0]: line.split()[1:] for line in printed_by([block, drawn])}
