@@ -484,8 +484,8 @@ def named_method(word: str) -> tuple[str, dict[str, str]]:
     """Name and settings of `NAME:x=1,y=2`; raises InputError for settings that are none, and for an unknown name."""
     from pfl_lite.methods import known
 
-    name, _, own = word.partition(":")
-    return known(name), parse_settings(own.split(",") if own else [], name, f"{name}:")
+    name, colon, own = word.partition(":")
+    return known(name), parse_settings(own.split(",") if colon else [], name, f"{name}:")
 
 
 def whole_numbers(seeds: str) -> list[int]:

@@ -692,6 +692,7 @@ def test_settings_may_follow_the_name_of_the_method_that_is_run(tmp_path: Path) 
     assert a["config"] == b["config"] and a["final"] == b["final"] and a["config"]["method"]["lam"] == 0.3
     assert "lam is given twice" in refused("run", "ditto:lam=1", "--set", "lam=2")
     assert "ditto: takes name=value, e.g. ditto:lam=1.0, not 'mu'" in refused("run", "ditto:mu")
+    assert "ditto: takes name=value, e.g. ditto:lam=1.0, not ''" in refused("run", "ditto:")
     assert "e.g. --set branches=5, not 'branches'" in refused("run", "pfedmb", "--set", "branches")
     assert "e.g. local:lr=0.1, not 'x'" in refused("run", "local:x")
     assert "as in ditto:lam=0.1" in refused("compare", "ditto", "--set", "lam=1")
