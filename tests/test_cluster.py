@@ -188,6 +188,9 @@ def test_without_dask_the_sentence_says_what_to_install(
     steady: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setattr(
+        runner, "load", lambda data: pytest.fail("data is fetched before the scheduler is asked")
+    )
     assert "pip install 'pfl-lite[cluster]'" in refused(steady, "tcp://127.0.0.1:8786", tmp_path)
 
 

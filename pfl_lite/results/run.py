@@ -127,11 +127,11 @@ def run_plan(plan: Plan, workers: int | None, scheduler: str | None, deadline: f
         pending = list(plan.tasks())
         if not pending:
             return Swept([], plan.left(), 0)
-        load(plan.experiment.data)  # fetched once, here, before several workers would
         executor: ProcessExecutor | DaskExecutor = (
             ProcessExecutor(workers or 1) if scheduler is None else DaskExecutor(scheduler, workers)
         )
         with closing(executor):
+            load(plan.experiment.data)  # fetched once, here, before several workers would
             plan.checkpoints.mkdir(parents=True, exist_ok=True)  # a worker that does not see it keeps none
             try:
                 return run_tasks(plan, pending, executor, deadline)
