@@ -125,6 +125,8 @@ class Here:
         (folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
+        nodes = "" if simulation else f" and {clients} SuperNodes"
+        print(f"starting a SuperLink{nodes}, whose logs are in {folder}", flush=True)
         self.link = self.start("superlink", link)
         wait_for("the SuperLink", lambda: answers(self.port), self.link)
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -199,6 +201,7 @@ class Here:
         if self.simulation:
             resources = "client-resources-num-cpus=1 init-args-num-cpus=2"
             command += ["--federation-config", f"num-supernodes={self.clients} {resources}"]
+        print(f"running {words['method']}: a minute on an idle machine, many on a busy one", flush=True)
         process = self.start(name, command)
         log = self.folder / f"{name}.log"
         server = self.folder / "superlink.log"
@@ -380,18 +383,17 @@ def main() -> None:
             with here(simulation=False, secure=given.secure) as federation:
                 keep("killed", given.method, killed(federation, given.method))
             return
-        for how in [given.how]:
-            key = how + ("_secure" if given.secure else "") + ("_together" if given.method == "every" else "")
-            with here(simulation=how == "simulation", secure=given.secure) as federation:
-                words = RUN | {"method": "every"} if given.method == "every" else settings(given.method)
-                asked = own_files(federation, words) if how == "nodes" else words
-                try:
-                    found = federation.run(asked)
-                except Failed as error:
-                    print(f"{given.method}, {key}: {error}\n  once more", flush=True)
-                    found = federation.run(asked)
-                for name, result in found.items():
-                    keep(key, name, compared(settings(name), result))
+        key = f"{given.how}{'_secure' * given.secure}{'_together' * (given.method == 'every')}"
+        with here(simulation=given.how == "simulation", secure=given.secure) as federation:
+            words = RUN | {"method": "every"} if given.method == "every" else settings(given.method)
+            asked = own_files(federation, words) if given.how == "nodes" else words
+            try:
+                found = federation.run(asked)
+            except Failed as error:
+                print(f"{given.method}, {key}: {error}\n  once more", flush=True)
+                found = federation.run(asked)
+            for name, result in found.items():
+                keep(key, name, compared(settings(name), result))
     except (Failed, InputError) as error:
         sys.exit(f"run_here: {error}")
 
