@@ -573,7 +573,7 @@ def test_a_result_that_diverges_is_kept_and_the_next_best_candidate_takes_over(
     assert care.check(ledger).faults == []
     (row,) = table(tiny, ledger).query("Method == 'FedAvg'").to_dict("records")
     assert f"seed 0 diverged in round 2 with lr {first:g} and was run again with lr {then:g}" in row["Reason"]
-    assert "the seeds differ in lr" in row["Reason"]
+    assert "the seeds of FedAvg differ in lr" in row["Reason"]
 
 
 def test_rows_that_take_over_another_row_s_rates_follow_it_to_the_next_candidate(

@@ -214,7 +214,7 @@ def test_seeds_differ_in_what_moves_numbers_a_method_s_own_settings_by_name_and_
         run = make_run("local", 87, seed=seed, rounds=EXPERIMENT.rounds)
         config = run["config"] | {"device": device, "method": {"name": "fedprox", "mu": mu}}
         ledger.write(run | {"config": config})
-    assert rows(ledger).loc["local", "Reason"].endswith("the seeds differ in mu")
+    assert rows(ledger).loc["local", "Reason"].endswith("the seeds of Local differ in mu")
 
 
 def test_whatever_falls_short_is_in_the_reason(ledger):
@@ -222,11 +222,11 @@ def test_whatever_falls_short_is_in_the_reason(ledger):
     ledger.write(make_run("local", 87, seed=EXPERIMENT.seeds[2], rounds=EXPERIMENT.rounds, lr=0.5))
     ledger.write(make_run("fedavg", 87, seed=EXPERIMENT.seeds[2], complete=False))
     result = rows(ledger)
-    short = f"{EXPERIMENT.rounds - 1} rounds of {EXPERIMENT.rounds}"
+    short = f"{EXPERIMENT.rounds - 1} of {EXPERIMENT.rounds} rounds"
     assert (
         f"2 of {len(EXPERIMENT.seeds)} seeds; {short}; unfinished: seed 2" in result.loc["fedavg", "Reason"]
     )
-    assert "the seeds differ in lr" in result.loc["local", "Reason"]
+    assert "the seeds of Local differ in lr" in result.loc["local", "Reason"]
     assert result.loc["local", "Rounds"] == f"{EXPERIMENT.rounds - 1}, {EXPERIMENT.rounds}"
     labels = {arm.key: arm.label for arm in EXPERIMENT.arms}
     (note,) = [n for n in table(NAME, ledger).attrs["notes"] if n.startswith("Unequal seeds")]
@@ -325,7 +325,7 @@ def test_the_heading_names_the_budget_and_a_row_the_rounds_that_it_had(ledger):
     assert paper["Seeds"].tolist() == [1, 0, 0, 0]
     assert paper.loc[0, "Ours (%)"] == pytest.approx(70) and paper.loc[0, "Rounds"] == "100"
     assert table(NAME, ledger).loc[0, "Seeds"] == 3 and table(NAME, ledger).loc[0, "Rounds"] == "20, 30"
-    assert "20 rounds of 30" in table(NAME, ledger).loc[1, "Reason"]
+    assert "20 of 30 rounds" in table(NAME, ledger).loc[1, "Reason"]
 
 
 def test_an_arm_may_have_rounds_of_its_own(ledger):
@@ -334,7 +334,7 @@ def test_an_arm_may_have_rounds_of_its_own(ledger):
     ledger.write(make_run("local", 80))
     ledger.write(make_run("fedavg", 80))
     reasons = table(longer, ledger)["Reason"]
-    assert "30 rounds of 50" in reasons[0] and "rounds of" not in reasons[1]
+    assert "30 of 50 rounds" in reasons[0] and "of 50 rounds" not in reasons[1]
     assert "(30 or 50 rounds" in longer.heading
 
 

@@ -7,7 +7,7 @@ a reason beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +17,11 @@ from pfl_lite.engine.history import converged_in, diverged_in
 from pfl_lite.papers import DEFAULT_BUDGET, PROPOSED, Arm, Experiment, get_experiment, home_of
 from pfl_lite.papers.statement import NotTestable, per_client, seeds_of_all, with_seeds
 from pfl_lite.papers.statistics import agreement, ranks
-from pfl_lite.results.ledger import Ledger, Run, flat, reached, unlike
+from pfl_lite.results.ledger import Ledger, Run, flat, unlike
 
 CLOSE = 1.0  # points: a gap to the paper up to this is "reproduced"
 WIDEST = 2.0  # points: the same where 2 s.d. over seeds allow it; more is not, however much the seeds differ
 TIE = 0.5  # points: two of our rows closer than this say nothing about the paper's order
-
-AT_THE_LIMIT = "ended at the limit of {} rounds, not by the rule of convergence"
 
 COLUMNS = ["Method", "Paper (%)", "Ours (%)", "s.d.", "Seeds", "Gap", "Status", "Rounds", "Reason"]
 
@@ -138,13 +136,7 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
             said.append(f"{len(runs)} of {len(experiment.seeds)} seeds")
         if len(runs) == 1:
             said.append("no s.d. from one seed")
-        planned = experiment.rounds_of(arm)
-        if (least := min(map(reached, runs))) < planned:
-            said.append(f"{least:g} rounds of {planned}")
-        if experiment.patience and any(converged_in(run["rounds"]) is None for run in runs):
-            said.append(AT_THE_LIMIT.format(planned))
-        if unlike := unlike_settings(runs):
-            said.append(f"the seeds differ in {', '.join(unlike)}")
+        said += departures(experiment, {arm.key: runs})
     elif experiment.unavailable:
         said.append(f"data not available here; where it is: `{experiment.command(arm.key)}`")
     else:
@@ -158,9 +150,31 @@ def shortfalls(experiment: Experiment, arm: Arm, found: Found) -> list[str]:
     return said
 
 
-def unlike_settings(runs: Sequence[Run]) -> list[str]:
-    """In which settings some runs were trained differently, as where one diverged and took the next candidate."""
-    return [name for name in unlike(*(run["config"] for run in runs)) if name != "seed"]
+def departures(experiment: Experiment, runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Where some arms' runs depart from the protocol: fewer rounds, no convergence, other settings with another seed."""
+    ends = {
+        (int(run["rounds"][-1]["round"]), experiment.rounds_of(experiment.arm(key)))
+        for key, some in runs.items()
+        for run in some
+        if converged_in(run["rounds"]) is None
+    }
+    short = sorted((last, wanted) for last, wanted in ends if last < wanted)
+    said = [f"{last} of {wanted} rounds" for last, wanted in short]
+    if short and len(lengths := sorted({last for last, _ in ends})) > 1:
+        said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
+    if experiment.patience:
+        limits = sorted(last for last, _ in ends.difference(short))
+        said += [f"ended at the limit of {last} rounds, not by the rule of convergence" for last in limits]
+    differing = {key: set(unlike(*(run["config"] for run in some))) - {"seed"} for key, some in runs.items()}
+    if whose := [key for key, names in differing.items() if names]:
+        names = ", ".join(sorted(set.union(*differing.values())))
+        said.append(f"the seeds of {labels(experiment, whose)} differ in {names}")
+    return said
+
+
+def labels(experiment: Experiment, arms: Iterable[str]) -> str:
+    """What an experiment's table calls some arms."""
+    return ", ".join(experiment.arm(arm).label for arm in arms)
 
 
 def unequal(ledger: Ledger, experiment: Experiment) -> list[str]:

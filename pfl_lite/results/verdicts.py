@@ -44,7 +44,7 @@ from pfl_lite.papers.statement import (
     with_seeds,
 )
 from pfl_lite.results.ledger import Ledger, Run
-from pfl_lite.results.tables import AT_THE_LIMIT, runs_of, unlike_settings
+from pfl_lite.results.tables import departures, labels, runs_of
 
 SEEDS = 3  # fewer seeds than this are named in the note
 NAMED = 2  # experiments that are named in a note; more are counted
@@ -72,11 +72,6 @@ def paired_runs(
     return runs, said
 
 
-def labels(experiment: Experiment, arms: Sequence[str]) -> str:
-    """What an experiment's table calls some arms."""
-    return ", ".join(experiment.arm(arm).label for arm in arms)
-
-
 def remarks(experiment: Experiment, runs: Runs) -> list[str]:
     """What is to be said about runs that are used: too few seeds or rounds, divergence, unlike lengths, clients or settings."""
     used, said = [run for some in runs.values() for run in some], []
@@ -92,24 +87,10 @@ def remarks(experiment: Experiment, runs: Runs) -> list[str]:
         )
     ended = [end for run in used if (end := converged_in(run["rounds"])) is not None]
     said += [f"{BY_RULE}{span(ended)} rounds"] if ended else []
-    made = {
-        (int(run["rounds"][-1]["round"]), experiment.rounds_of(experiment.arm(arm)))
-        for arm, some in runs.items()
-        for run in some
-        if converged_in(run["rounds"]) is None
-    }
-    short = sorted(one for one in made if one[0] < one[1])
-    said += [f"{last} of {wanted} rounds" for last, wanted in short]
-    if experiment.patience:
-        said += [AT_THE_LIMIT.format(last) for last, _ in sorted(made - {*short})]
-    lengths = sorted({last for last, _ in made})
+    said += departures(experiment, runs)
     lost = [arm for arm, some in runs.items() if any(diverged_in(run["rounds"]) is not None for run in some)]
     if lost:
         said.append(f"with a run that diverged, of {labels(experiment, lost)}")
-    if unlike := [arm for arm, some in runs.items() if unlike_settings(some)]:
-        said.append(f"settings differ between the seeds of {labels(experiment, unlike)}")
-    if short and len(lengths) > 1:
-        said.append(f"the runs have different lengths: {', '.join(map(str, lengths))} rounds")
     return said
 
 
