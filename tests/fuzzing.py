@@ -79,131 +79,40 @@ class Case:
 # ---- what is drawn from --------------------------------------------------------------------------------------------
 
 NO_NUMBERS = [
-    "",
-    " ",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "-1e400",
-    "true",
-    "None",
-    "0x10",
-    "1,5",
-    "1e",
-    "--1",
-    "1 2",
-    "²",
-]
+    "", " ", "nan", "inf", "-inf", "1e400", "-1e400", "true", "None", "0x10", "1,5", "1e", "--1", "1 2", "²",
+]  # fmt: skip
 NO_NUMBERS += ["9" * 400, "1" + "0" * 5000, "½", "1;2", "[1]", "{}"]
 TOO_LARGE = [
-    "9223372036854775808",
-    "99999999999999999999",
-    "1e308",
-    "-1e308",
-    "-1",
-    "-9223372036854775809",
-    "1e31",
-]
+    "9223372036854775808", "99999999999999999999", "1e308", "-1e308", "-1", "-9223372036854775809", "1e31",
+]  # fmt: skip
 WORDS = [
-    "",
-    " ",
-    "\n",
-    "x\ny",
-    "é",
-    "\u202e",
-    "../..",
-    "<!--<script>",
-    "'",
-    '"',
-    "%s",
-    "{0}",
-    "$(reboot)",
-    "-",
+    "", " ", "\n", "x\ny", "é", "\u202e", "../..", "<!--<script>", "'", '"', "%s", "{0}", "$(reboot)", "-",
     "a" * 100_000,
-]
+]  # fmt: skip
 WORDS += [
-    "\udcff",
-    "null",
-    "True",
-    "0",
-    "`x`",
-    "\x1b[31m",
-    "fedavg\nfedprox",
-    "\u2028",
-    "🦊",
-    "Local ",
-    ":",
-    "::",
-    "#",
-    "x.npz#",
-]
+    "\udcff", "null", "True", "0", "`x`", "\x1b[31m", "fedavg\nfedprox", "\u2028", "🦊", "Local ", ":", "::",
+    "#", "x.npz#",
+]  # fmt: skip
 ODD: list[Any] = [
-    None,
-    True,
-    -1,
-    0.5,
-    1e308,
-    "x",
-    "0.5",
-    [],
-    [None],
-    {},
-    {"a": [1]},
-    [[1]],
-    -0.5,
-    10**30,
-    "\u2028",
-    5.0,
-]
+    None, True, -1, 0.5, 1e308, "x", "0.5", [], [None], {}, {"a": [1]}, [[1]], -0.5, 10**30, "\u2028", 5.0,
+]  # fmt: skip
 HOSTILE = [
-    "<!--<script>",
-    "</script><script>alert(1)</script>",
-    "<script>",
-    "-->",
-    "<![CDATA[",
-    "\u2028",
-    "\u2029",
+    "<!--<script>", "</script><script>alert(1)</script>", "<script>", "-->", "<![CDATA[", "\u2028", "\u2029",
     "&amp;lt;",
-]
+]  # fmt: skip
 HOSTILE += [
-    "' onload='x",
-    '" onload="x',
-    "a|b",
-    "</style>",
-    "</div>",
-    "\\u003c",
-    "{{x}}",
-    "$x$",
-    "]]>",
-    "<!--",
-    "\\",
-    "`",
-    "*_*",
-]
+    "' onload='x", '" onload="x', "a|b", "</style>", "</div>", "\\u003c", "{{x}}", "$x$", "]]>", "<!--", "\\",
+    "`", "*_*",
+]  # fmt: skip
 WHOLE = [
-    "clients",
-    "rounds",
-    "epochs",
-    "batch-size",
-    "unseen",
-    "seed",
-    "patience",
-    "ft-epochs",
-    "ft-every",
+    "clients", "rounds", "epochs", "batch-size", "unseen", "seed", "patience", "ft-epochs", "ft-every",
     "ft-batch-size",
-]
+]  # fmt: skip
 WHOLE += ["eval-every", "clients-per-batch", "workers"]
 BROKEN = [
-    "lr",
-    "momentum",
-    "weight-decay",
-    "participation",
-    "val-fraction",
-    "ft-lr",
-    "ft-momentum",
+    "lr", "momentum", "weight-decay", "participation", "val-fraction", "ft-lr", "ft-momentum",
     "ft-weight-decay",
-]
+]  # fmt: skip
 
 
 def numbers(random: Random) -> Case:
@@ -249,21 +158,9 @@ def recipes(random: Random) -> Case:
     )
     recipe = random.choice([recipe, recipe, recipe, "writers", "iid", "pairs"])
     odd = [
-        "0",
-        "-1",
-        "nan",
-        "inf",
-        "1e400",
-        "",
-        "x",
-        "99999999999999999999",
-        "1e-320",
-        "-0.5",
-        "1e308",
-        "0x1",
-        "²",
-        "\n",
-    ]
+        "0", "-1", "nan", "inf", "1e400", "", "x", "99999999999999999999", "1e-320", "-0.5", "1e308", "0x1",
+        "²", "\n",
+    ]  # fmt: skip
     spec = ":".join([recipe, *(random.choice(odd) for _ in range(random.randrange(1, 4)))])
     even = recipe.startswith("dirichlet") and spec.endswith(
         ":99999999999999999999"
@@ -350,19 +247,10 @@ def partition_arrays(random: Random) -> Case:
     arrays = dict(Good.arrays)
     key = random.choice(
         [
-            "train/0",
-            "val/1",
-            "test/2",
-            "train/3",
-            "group",
-            "group",
-            "images",
-            "labels",
-            "relabel/2",
-            "missing",
-            "more",
+            "train/0", "val/1", "test/2", "train/3", "group", "group", "images", "labels", "relabel/2",
+            "missing", "more",
         ]
-    )
+    )  # fmt: skip
     if "/" in key and not key.startswith("relabel"):
         top = int(arrays["images"][1 if key.startswith("test") else 0])
         how, arrays[key] = spoiled(arrays[key], random, top)
@@ -382,45 +270,20 @@ def partition_arrays(random: Random) -> Case:
     else:
         pools: dict[str, list[Any]] = {
             "group": [
-                [-1, 0, 1, 1],
-                [10**9, 0, 1, 1],
-                [0, 1],
-                [0, 0, 1, 1, 1],
-                [[0, 1], [1, 1]],
-                3,
-                ["a", "b", "c", "d"],
-                [np.nan] * 4,
-                [0.5, 0, 1, 1],
-                [True, False, True, False],
-                [2**62] * 4,
-                [],
-                [1j, 0, 0, 1],
+                [-1, 0, 1, 1], [10**9, 0, 1, 1], [0, 1], [0, 0, 1, 1, 1], [[0, 1], [1, 1]], 3,
+                ["a", "b", "c", "d"], [np.nan] * 4, [0.5, 0, 1, 1], [True, False, True, False], [2**62] * 4,
+                [], [1j, 0, 0, 1],
             ],
             "images": [
-                5,
-                [1, 2, 3],
-                [[1438, 359]],
-                ["a", "b"],
-                [-1, 359],
-                [1438.5, 359],
-                [],
-                [np.nan, 1],
+                5, [1, 2, 3], [[1438, 359]], ["a", "b"], [-1, 359], [1438.5, 359], [], [np.nan, 1],
                 [10**18, 10**18],
             ],
             "labels": [5, ["a", "b"], np.nan, "", [[1]], "x" * 10_000],
             "relabel/2": [
-                [0],
-                list(range(11)),
-                [-1] * 10,
-                [10] * 10,
-                [[0] * 10],
-                [0.5] * 10,
-                ["a"] * 10,
-                3,
-                [np.nan] * 10,
-                [],
+                [0], list(range(11)), [-1] * 10, [10] * 10, [[0] * 10], [0.5] * 10, ["a"] * 10, 3,
+                [np.nan] * 10, [],
             ],
-        }
+        }  # fmt: skip
         value = random.choice(pools[key])
         how, arrays[key] = repr(value)[:30], np.array(value)
     command = random.choice([["run", "fedavg", *SMALL, "--clients", "4"], ["partition", "--clients", "4"]])
@@ -506,15 +369,8 @@ def exchanged(random: Random) -> Case:
         if kind == "fedscale":
             lines = content.decode().splitlines()
             odd = [
-                "x,{0}/1",
-                "1.5,{0}/1",
-                "-1,{0}/1",
-                "99,{0}/1",
-                ",{0}/1",
-                "0,{0}/-1",
-                "0,{0}/1.5",
-                "0,/etc/x",
-            ]
+                "x,{0}/1", "1.5,{0}/1", "-1,{0}/1", "99,{0}/1", ",{0}/1", "0,{0}/-1", "0,{0}/1.5", "0,/etc/x",
+            ]  # fmt: skip
             how = random.choice([*odd, "0,", "0", lines[1], "0,{0}/99999999", "0,val/1"]).format(part)
             text = "\n".join([*lines, how])
         else:
@@ -591,21 +447,10 @@ def outputs(random: Random) -> Case:
     name = "out" if option == "parts" else option
     at = random.choice(
         [
-            "no/x",
-            "folder",
-            "fifo",
-            "loop",
-            "/proc/x",
-            "/sys/x",
-            "x" * 300,
-            "nul\0x",
-            "there",
-            "file/x",
-            "x/",
-            "zero",
-            "\udcff/x",
+            "no/x", "folder", "fifo", "loop", "/proc/x", "/sys/x", "x" * 300, "nul\0x", "there", "file/x",
+            "x/", "zero", "\udcff/x",
         ]
-    )
+    )  # fmt: skip
 
     def prepare(here: Path) -> None:
         (here / f"folder{ending}").mkdir()
@@ -769,17 +614,9 @@ def checkpoints(random: Random) -> Case:
     method = random.choice(Good.methods)
     path = Good.folder / f"{method}.pt"
     command = [
-        "run",
-        method,
-        "--clients",
-        "3",
-        "--model",
-        "linear",
-        "--rounds",
-        "2",
-        *Good.tuned(method),
+        "run", method, "--clients", "3", "--model", "linear", "--rounds", "2", *Good.tuned(method),
         "--checkpoint=c.pt",
-    ]
+    ]  # fmt: skip
     state = random.randrange(2**32)
     if random.random() < 0.25:
         how, _, wrong = oddity(path, Random(state), path.read_bytes())
@@ -1023,17 +860,10 @@ def impossible(random: Random) -> Case:
         file, content = STORED, json.loads((Good.folder / STORED).read_text())
         key = random.choice(
             [
-                "test_accuracy",
-                "test_loss",
-                "train_size",
-                "test_size",
-                "val_accuracy",
-                "round",
-                "score",
-                "seconds",
-                "each",
+                "test_accuracy", "test_loss", "train_size", "test_size", "val_accuracy", "round", "score",
+                "seconds", "each",
             ]
-        )
+        )  # fmt: skip
         value = random.choice(
             [-1, -1e308, True, "0.5", [0.5], {}, "x", *([5.0, 1e308, 1.0001] if "accuracy" in key else [])]
         )

@@ -90,13 +90,8 @@ class Cluster:
     def add(self, kind: str, *options: str) -> None:
         """Start a process of it."""
         command = [
-            sys.executable,
-            "-m",
-            f"distributed.cli.dask_{kind}",
-            "--host",
-            "127.0.0.1",
-            "--no-dashboard",
-        ]
+            sys.executable, "-m", f"distributed.cli.dask_{kind}", "--host", "127.0.0.1", "--no-dashboard",
+        ]  # fmt: skip
         with (self.folder / "said").open("ab") as said:
             self.processes.append(
                 subprocess.Popen([*command, *options], cwd=self.folder, stdout=said, stderr=said)

@@ -26,22 +26,11 @@ LINE = re.compile(
     r'^DATA, DEVICE, TIMES = setting\("(\w+)", "cpu", "quick", written_for="\1"\)$', re.MULTILINE
 )
 SWITCHED = [
-    "a-gate-between-two-experts",
-    "assembling-a-network-per-client",
-    "clients-are-not-alike",
-    "clusters",
-    "federated-learning-in-twenty-lines",
-    "generated-models",
-    "mixtures",
-    "neighbours",
-    "one-model-or-many",
-    "pfedmb",
-    "pulling-towards-the-centre",
-    "sharing-a-part",
-    "two-models-one-tie",
-    "what-an-upload-tells",
+    "a-gate-between-two-experts", "assembling-a-network-per-client", "clients-are-not-alike", "clusters",
+    "federated-learning-in-twenty-lines", "generated-models", "mixtures", "neighbours", "one-model-or-many",
+    "pfedmb", "pulling-towards-the-centre", "sharing-a-part", "two-models-one-tie", "what-an-upload-tells",
     "what-to-try-first",
-]
+]  # fmt: skip
 
 
 @pytest.fixture

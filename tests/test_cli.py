@@ -41,17 +41,9 @@ from pfl_lite.show import text
 from tests.test_sweep import Inline
 
 EIGHT = [
-    "--data",
-    "digits",
-    "--partition",
-    "dirichlet:0.4",
-    "--clients",
-    "8",
-    "--rounds",
-    "3",
-    "--dtype",
+    "--data", "digits", "--partition", "dirichlet:0.4", "--clients", "8", "--rounds", "3", "--dtype",
     "float64",
-]
+]  # fmt: skip
 
 
 def call(*arguments: object) -> Result:

@@ -102,14 +102,9 @@ def test_a_figure_is_laid_out_as_a_table_is(ledger: Ledger) -> None:
     frame.attrs = {"title": "A figure", "notes": ["a note"]}
     lines = [" ".join(line.split()) for line in render(frame, "markdown").splitlines()]
     assert lines == [
-        "**A figure**",
-        "",
-        "| Setting | Value |",
-        "|-----------|---------|",
-        "| 2 \\| 3 | 0.50 |",
-        "",
+        "**A figure**", "", "| Setting | Value |", "|-----------|---------|", "| 2 \\| 3 | 0.50 |", "",
         "- a note",
-    ]
+    ]  # fmt: skip
 
 
 def test_wrong_names_are_answered(ledger: Ledger) -> None:

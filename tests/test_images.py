@@ -581,16 +581,8 @@ def test_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_cards() -> None:
     cards = datasets()
     assert list(cards) == [
-        "digits",
-        "glyphs",
-        "glyphs10",
-        "mnist",
-        "fashion_mnist",
-        "cifar10",
-        "cifar100",
-        "emnist",
-        "femnist",
-    ]
+        "digits", "glyphs", "glyphs10", "mnist", "fashion_mnist", "cifar10", "cifar100", "emnist", "femnist",
+    ]  # fmt: skip
     for name, card in cards.items():
         assert card.name == name and card.source and card.licence and card.how_to_get
         assert len(card.mean) == len(card.std) == card.channels

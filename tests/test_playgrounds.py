@@ -130,17 +130,8 @@ def fedper(start: np.ndarray, clients: list[Learner], rounds: int, sgd: SGD, ste
 def test_every_method_of_the_page_is_the_references(kind: str) -> None:
     o, rounds = SETTINGS, 3
     methods = [
-        "local",
-        "fedavg",
-        "pfl_ft",
-        "fedprox",
-        "scaffold",
-        "fedper",
-        "ditto",
-        "pfedme",
-        "ifca",
-        "pfedmb",
-    ]
+        "local", "fedavg", "pfl_ft", "fedprox", "scaffold", "fedper", "ditto", "pfedme", "ifca", "pfedmb",
+    ]  # fmt: skip
     dealt = {"kind": kind, "strength": 0.7, "seed": 5, "offices": 8}
     page = javascript(DEAL, pool=digits(), dealt=dealt, hidden=HIDDEN, methods=methods, o=o, rounds=rounds)
     clients = [learner(one["train"]) for one in page["offices"]]

@@ -267,15 +267,11 @@ def test_routes_color_what_is_in_use() -> None:
     one, two = figure.axes
     assert network(one) == (
         {
-            ((1, 1), (2, 1)),
-            ((1, 1), (2, 2)),
-            ((2, 1), (3, 1)),
-            ((2, 2), (3, 2)),
-            ((3, 1), None),
+            ((1, 1), (2, 1)), ((1, 1), (2, 2)), ((2, 1), (3, 1)), ((2, 2), (3, 2)), ((3, 1), None),
             ((3, 2), None),
         },
         {(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)},
-    )
+    )  # fmt: skip
     # The wire from 2,1 leads to 3,1, whose output is off; that from 2,3 comes from a block that reads nothing.
     assert network(two) == ({((1, 1), (2, 1))}, {(1, 1), (2, 1)})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["client 0", "client 1"]

@@ -179,16 +179,8 @@ def test_arms_that_personalise_one_training_share_it_and_equal_runs_of_their_own
     assert "global_test" not in set(ledger.frame(moe)["quantity"])
     assert "local_test_clients" in set(ledger.frame(moe)["quantity"])
     assert [arm.paper for arm in experiment.arms] == [
-        82.23,
-        90.31,
-        91.84,
-        None,
-        92.02,
-        92.01,
-        92.02,
-        92.01,
-        None,
-    ]
+        82.23, 90.31, 91.84, None, 92.02, 92.01, 92.02, 92.01, None,
+    ]  # fmt: skip
     assert [arm.papers["global_test"] for arm in experiment.arms[:3]] == [65.28, 90.31, 85.91]
 
 

@@ -64,16 +64,8 @@ def rows(ledger):
 def test_the_papers_numbers_are_those_of_the_file():
     numbers = pd.read_csv(default_folder().parent / "paper_tables.csv")
     assert list(numbers) == [
-        "paper",
-        "table",
-        "dataset",
-        "model",
-        "setting",
-        "method",
-        "metric",
-        "value_percent",
-        "in_short",
-    ]
+        "paper", "table", "dataset", "model", "setting", "method", "metric", "value_percent", "in_short",
+    ]  # fmt: skip
     ours = numbers[numbers["paper"].str.startswith("pFedMB") & (numbers["table"] == "I")]
     printed = {
         "local": "Local",

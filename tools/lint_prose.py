@@ -86,14 +86,8 @@ def main() -> int:
             (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / name).write_text(text, encoding="utf-8")
         command = [
-            sys.executable,
-            "-m",
-            "codespell_lib",
-            "-L",
-            "fo",
-            "--builtin",
-            "clear,rare,en-GB_to_en-US",
-        ]
+            sys.executable, "-m", "codespell_lib", "-L", "fo", "--builtin", "clear,rare,en-GB_to_en-US",
+        ]  # fmt: skip
         done = subprocess.run([*command, "-D", "-", "-D", str(HOUSE), "."], cwd=folder)
     return int(done.returncode != 0 or faults > 0)
 
