@@ -56,7 +56,7 @@ ROOMS = [
         "show",
         "What is shown",
         "Tables as text, figures, explorers that compute in the page, and pieces of the chapters that read the ledger.",
-        ["text", "plots", "figures", "pages", "explorers"],
+        ["text", "plots", "figures", "chapter_tables", "explorers"],
     ),
     (
         "",
@@ -146,8 +146,9 @@ def first_names() -> str:
 def modules(folder: str, first: list[str]) -> list[str]:
     """Dotted names of the public modules of a room, the important ones first."""
     stems = {path.stem for path in (ROOT / "pfl_lite" / folder).glob("*.py") if not path.stem.startswith("_")}
-    order = [stem for stem in first if stem in stems] + sorted(stems - set(first))
-    return [".".join(part for part in ("pfl_lite", folder, stem) if part) for stem in order]
+    return [
+        ".".join(filter(None, ("pfl_lite", folder, stem))) for stem in [*first, *sorted(stems - {*first})]
+    ]
 
 
 def api_page(intro: str, *, upper: bool) -> str:
