@@ -45,8 +45,10 @@ class InProcess(Grid):
         self.sent: Counter[str] = Counter()
         self.silent: set[int] = set()
         self.twice = False
-        self.spoil: Callable[[Message], None] = lambda reply: None
-        self.spoiled = "train"  # the kind of reply that is spoiled
+        self.spoil: Callable[[Message], None] = lambda reply: (
+            None
+        )  # of client 1, each reply of the kind `spoiled`
+        self.spoiled = "train"
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -65,7 +67,7 @@ class InProcess(Grid):
                 reply = client_app.app(message, context)
             except Exception as error:
                 reply = Message(Error(code=0, reason=str(error)), reply_to=message)
-            if kind == self.spoiled and not reply.has_error():
+            if (node, kind) == (101, self.spoiled) and not reply.has_error():
                 self.spoil(reply)
             replies += [reply] * (2 if self.twice and kind == "train" else 1)
         return replies[::-1]
@@ -404,12 +406,7 @@ def test_a_bad_reply_is_left_out_and_the_round_goes_on(
 ) -> None:
     config = settings("fedavg", participation=1.0, rounds=1)
     grid = InProcess(config)
-
-    def spoil_one(reply: Message) -> None:
-        if reply.content["about"]["client"] == 1:
-            spoil(reply)
-
-    grid.spoil = spoil_one
+    grid.spoil = spoil
     strategy, _ = federated(config, grid)
     assert strategy.history[0]["clients"] == [0, 2, 3] and sentence in said(log)
     grid = InProcess(config)
@@ -431,13 +428,7 @@ def test_a_bad_score_is_left_out(
 ) -> None:
     config = settings("fedavg", participation=1.0, rounds=1)
     grid = InProcess(config)
-    grid.spoiled = "evaluate"
-
-    def spoil_one(reply: Message) -> None:
-        if reply.content["about"]["client"] == 1:
-            spoil(reply)
-
-    grid.spoil = spoil_one
+    grid.spoil, grid.spoiled = spoil, "evaluate"
     strategy, _ = federated(config, grid)
     assert sorted(strategy.history[0]["test_accuracy"]) == [0, 2, 3] and sentence in said(log)
 
@@ -446,13 +437,7 @@ def test_a_bad_score_is_left_out(
 def test_a_node_that_does_not_say_who_it_is_is_left_out(log: pytest.LogCaptureFixture, missing: str) -> None:
     config = settings("fedavg", participation=1.0)
     grid = InProcess(config)
-    grid.spoiled = "query"
-
-    def spoil_one(reply: Message) -> None:
-        if reply.content["about"]["client"] == 1:
-            del reply.content[missing]
-
-    grid.spoil = spoil_one
+    grid.spoil, grid.spoiled = (lambda reply: reply.content.pop(missing)), "query"
     strategy = server_app.Methodical(shared.part(config), grid, timeout=0.1)
     assert sorted(strategy.nodes) == [0, 2, 3] and "does not say which client it is" in said(log)
 
