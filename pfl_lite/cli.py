@@ -733,7 +733,7 @@ def reproduce(
     """
     from pfl_lite.results.audit import count_missing
     from pfl_lite.results.ledger import Ledger
-    from pfl_lite.results.run import reproduce as train
+    from pfl_lite.results.runner import reproduce as train
 
     tell_idle(device, {"tf32": True} if tf32 else {})
     done = train(

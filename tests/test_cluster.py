@@ -19,8 +19,7 @@ import torch
 from test_sweep import ROUNDS, Inline, enter_steady, entries, when
 
 from pfl_lite.errors import InputError
-from pfl_lite.results import executors
-from pfl_lite.results import run as runner
+from pfl_lite.results import executors, runner
 from pfl_lite.results.ledger import Ledger
 
 distributed = pytest.importorskip(

@@ -16,8 +16,7 @@ from pfl_lite.config import make_config
 from pfl_lite.errors import InputError
 from pfl_lite.methods import METHODS
 from pfl_lite.papers import EXPERIMENTS, GROUPS, Experiment, every_budget, get_experiment, members, statement
-from pfl_lite.results import executors
-from pfl_lite.results import run as runner
+from pfl_lite.results import executors, runner
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.plan import Plan
 from pfl_lite.results.tables import table

@@ -12,7 +12,7 @@ import pfl_lite.papers as protocols
 from pfl_lite.papers import PFEDMB_TABLE1, get_experiment
 from pfl_lite.papers.experiment import Arm, climbed
 from pfl_lite.results import audit as care
-from pfl_lite.results import run as runner
+from pfl_lite.results import runner
 from pfl_lite.results.ledger import Ledger
 
 

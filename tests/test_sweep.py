@@ -24,8 +24,7 @@ from pfl_lite.errors import InputError
 from pfl_lite.papers import EXPERIMENTS, GROUPS, PFEDMB_TABLE1, get_experiment, pflmoe
 from pfl_lite.papers.experiment import printed
 from pfl_lite.results import audit as care
-from pfl_lite.results import executors, plan
-from pfl_lite.results import run as runner
+from pfl_lite.results import executors, plan, runner
 from pfl_lite.results.ledger import Ledger
 from pfl_lite.results.tables import table
 from pfl_lite.show import chapter_tables as pages
@@ -392,8 +391,7 @@ LONG = """
 from dataclasses import replace
 from pathlib import Path
 import pfl_lite.papers as protocols
-from pfl_lite.results import plan
-from pfl_lite.results import run as runner
+from pfl_lite.results import plan, runner
 from pfl_lite.results.ledger import Ledger
 
 if __name__ == "__main__":

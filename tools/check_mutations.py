@@ -171,7 +171,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("(other - at) * (to - at) > 0 for other in tried)", "False for other in tried)", "away from the edge it goes on"),
         ("for to in (at + 1, at - 1):", "for to in (at + 1,):", "a search that only climbs"),
     ],
-    "results/run.py": [
+    "results/runner.py": [
         ('accuracy(report, "val_accuracy") / 100', 'accuracy(report, "test_accuracy") / 100', "test images choose the settings"),
         ('best = min(candidates, key=rank)["settings"]',
          'best = candidates[-1]["settings"]', "the last candidate is entered as chosen"),

@@ -50,7 +50,7 @@ ROOMS = [
         "results",
         "Results",
         "The ledger of runs, what is missing of an experiment, the runner, tables, verdicts and care of the files.",
-        ["ledger", "plan", "run", "tables", "verdicts", "audit"],
+        ["ledger", "plan", "runner", "tables", "verdicts", "audit"],
     ),
     (
         "show",
