@@ -2,7 +2,8 @@
 
 The engine asks these questions and does everything else: it samples clients, draws batches, maps the per-client functions over
 clients (one after another, or as one batched computation), evaluates, counts floats, keeps checkpoints. A method therefore never
-loops over clients, never draws a random number for a batch, and never sees another client's data.
+loops over clients, never draws a random number for a batch, and never sees another client's data. `Rounds` of
+`pfl_lite.engine.rounds` shows in which order the questions are asked in a round.
 """
 
 from __future__ import annotations
