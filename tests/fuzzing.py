@@ -933,14 +933,9 @@ def pages(random: Random) -> Case:
             )
         if kind == "gate":
             image = {
-                "client": 0,
-                "label": 0,
-                "share": 0.5,
-                "g": 0.5,
-                "global": [0, 1],
-                "personal": [1, 0],
+                "client": 0, "label": 0, "share": 0.5, "g": 0.5, "global": [0, 1], "personal": [1, 0],
                 "pixels": [[0.0]],
-            }
+            }  # fmt: skip
             text = explorers.gate([name, "b"], [image])
         elif kind == "alpha":
             text = explorers.alpha([0], {name: [[[0.5, 0.5]]]}, [0])

@@ -36,13 +36,8 @@ def padding(sizes: list[int], batch_size: int, cut: list[list[int]]) -> float:
 def tiny(method: str, **settings: Any) -> Simulation:
     """A simulation of clients of one to four images, one image a mini-batch, so that their steps differ fourfold."""
     usual = {
-        "clients": 4,
-        "model": "linear",
-        "batch_size": 1,
-        "participation": 0.75,
-        "lr": 0.05,
-        "momentum": 0.5,
-    }
+        "clients": 4, "model": "linear", "batch_size": 1, "participation": 0.75, "lr": 0.05, "momentum": 0.5,
+    }  # fmt: skip
     usual |= {"fedamp": {"lam": 0.5}}.get(method, {}) | QUICK.get(method, {})
     usual |= {} if method == "fedem" else {"ft_epochs": 1}
     return Simulation(make_config(method, **(FAST | usual | settings)), tiny_clients())

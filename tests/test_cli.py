@@ -826,14 +826,9 @@ def test_experiments_are_listed_with_what_they_cost_and_groups_with_their_parts(
 
 
 SMALL: dict[str, Any] = {
-    "data": "digits",
-    "model": "linear",
-    "rounds": 2,
-    "epochs": 1,
-    "ft_epochs": 1,
-    "search_rounds": 1,
+    "data": "digits", "model": "linear", "rounds": 2, "epochs": 1, "ft_epochs": 1, "search_rounds": 1,
     "seeds": (0,),
-}
+}  # fmt: skip
 
 
 def test_a_group_is_reproduced_in_an_order_that_works(

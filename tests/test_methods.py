@@ -422,13 +422,8 @@ def test_unseen_clients_are_scored_but_leave_no_trace_in_anybody_s_training(
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_of_one_to_four_images_and_of_one_class_train_and_are_scored(method: str) -> None:
     settings = {
-        "clients": 4,
-        "model": "linear",
-        "batch_size": 2,
-        "rounds": 3,
-        "participation": 0.75,
-        "lr": 0.05,
-    }
+        "clients": 4, "model": "linear", "batch_size": 2, "rounds": 3, "participation": 0.75, "lr": 0.05,
+    }  # fmt: skip
     settings |= {"fedamp": {"lam": 0.5}}.get(method, {}) | QUICK.get(method, {})
     a, b = (train(method, tiny_clients(), engine=engine, **settings) for engine in ("loop", "vmap"))
     assert all(torch.isfinite(tensor.double()).all() for tensor in (a.server | a.scored_models()).values())
@@ -449,15 +444,9 @@ def test_images_of_a_class_nobody_else_has_still_have_a_probability(method: str)
 # ---- every hyper-parameter matters ----------------------------------------------------------------------------------
 
 OFF_DEFAULT_OF_GATES: dict[str, Any] = {
-    "weights": "uniform",
-    "mix": "probs",
-    "schedule": "sequential",
-    "gate_optimizer": "adam",
-    "gate_lr": 0.05,
-    "gate_decay": 0.1,
-    "gate": "global",
-    "gate_experts": "train",
-}
+    "weights": "uniform", "mix": "probs", "schedule": "sequential", "gate_optimizer": "adam", "gate_lr": 0.05,
+    "gate_decay": 0.1, "gate": "global", "gate_experts": "train",
+}  # fmt: skip
 
 OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "local": {},
@@ -473,12 +462,8 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "fedamp": {"lam": 0.2, "sigma": 0.5, "quantile": 0.1, "self_weight": 0.1, "start": "own"},
     "fedem": {"components": 2},
     "pfedmb": {
-        "branches": 3,
-        "aggregation": "plain",
-        "alpha_scope": "shared",
-        "simplex": "projection",
-        "alpha_lr": 0.5,
-        "rate": "effective",
+        "branches": 3, "aggregation": "plain", "alpha_scope": "shared", "simplex": "projection",
+        "alpha_lr": 0.5, "rate": "effective",
     },
     "ditto": {"weights": "uniform", "lam": 0.2},
     "apfl": {"weights": "uniform", "alpha": 0.8, "adaptive": False},
@@ -488,44 +473,20 @@ OFF_DEFAULT: dict[str, dict[str, Any]] = {
     "fedrep": {"head": "fc1", "head_epochs": 2},
     "lg_fedavg": {"shared": "fc1"},
     "pfedhn": {
-        "embedding": 5,
-        "hidden": 20,
-        "depth": 1,
-        "server_lr": 0.1,
-        "server_momentum": 0.0,
-        "server_decay": 0.1,
-        "clip": 0.01,
+        "embedding": 5, "hidden": 20, "depth": 1, "server_lr": 0.1, "server_momentum": 0.0,
+        "server_decay": 0.1, "clip": 0.01,
     },
     "pfl_moe": OFF_DEFAULT_OF_GATES,
     "pfl_mf": OFF_DEFAULT_OF_GATES | {"head": "last"},
     "pfl_mfe": OFF_DEFAULT_OF_GATES | {"head": "last"},
     "fedmn": {
-        "blocks": "1x2x2",
-        "encoder_width": 7,
-        "width": 6,
-        "router_width": 5,
-        "label_width": 4,
-        "dropout": 0.2,
-        "block_std": 0.1,
-        "codes": "product",
-        "normalize": "each",
-        "centre": True,
-        "router_lr": 5.0,
-        "router_part": "head",
-        "output_scale": 2.0,
-        "gate": "st",
-        "aggregation": "code",
-        "schedule": "sequential",
-        "infer": "last_sample",
-        "routing": "all",
-        "tau_start": 2.0,
-        "tau_end": 0.5,
-        "pretrain": 1,
-        "pretrain_lr": 2.0,
-        "plant": "body",
-        "plant_noise": 0.3,
+        "blocks": "1x2x2", "encoder_width": 7, "width": 6, "router_width": 5, "label_width": 4,
+        "dropout": 0.2, "block_std": 0.1, "codes": "product", "normalize": "each", "centre": True,
+        "router_lr": 5.0, "router_part": "head", "output_scale": 2.0, "gate": "st", "aggregation": "code",
+        "schedule": "sequential", "infer": "last_sample", "routing": "all", "tau_start": 2.0, "tau_end": 0.5,
+        "pretrain": 1, "pretrain_lr": 2.0, "plant": "body", "plant_noise": 0.3,
     },
-}
+}  # fmt: skip
 
 USUAL: dict[str, dict[str, Any]] = {
     "cfl": {"warmup": 0, "eps1": 0.7, "eps2": 0.8},  # it splits in the first round

@@ -33,13 +33,8 @@ from pfl_lite.seeds import generator
 
 MOE = ("pfl_moe", "pfl_mf", "pfl_mfe")
 SHORT = {
-    "model": "small_cnn",
-    "rounds": 1,
-    "epochs": 1,
-    "ft_epochs": 2,
-    "momentum": 0.5,
-    "weight_decay": 0.01,
-}
+    "model": "small_cnn", "rounds": 1, "epochs": 1, "ft_epochs": 2, "momentum": 0.5, "weight_decay": 0.01,
+}  # fmt: skip
 CODE = {"schedule": "sequential", "gate_optimizer": "adam", "gate_decay": 0.0005}
 
 

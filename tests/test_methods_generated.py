@@ -90,13 +90,8 @@ def test_pfedhn_of_one_client_with_a_free_constant_is_sgd_at_the_product_of_the_
 def test_pfedhn_s_server_step_is_torch_s_sgd_on_the_chain_rule(federation: Any) -> None:
     """With momentum, weight decay and a clipped norm, over two rounds of some of the clients."""
     settings = {
-        "server_lr": 0.3,
-        "server_momentum": 0.5,
-        "server_decay": 0.01,
-        "clip": 0.02,
-        "depth": 2,
-        "hidden": 7,
-    }
+        "server_lr": 0.3, "server_momentum": 0.5, "server_decay": 0.01, "clip": 0.02, "depth": 2, "hidden": 7,
+    }  # fmt: skip
     sim = untrained("pfedhn", federation, **LINEAR, **settings, participation=0.6, epochs=1)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in sim.start.items()}
     torch_s = torch.optim.SGD(leaves.values(), lr=0.3, momentum=0.5, weight_decay=0.01)

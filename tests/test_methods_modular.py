@@ -37,13 +37,8 @@ from pfl_lite.models.router import concrete
 from pfl_lite.seeds import generator
 
 SMALL: dict[str, Any] = {
-    "model": "linear",
-    "encoder_width": 6,
-    "width": 5,
-    "router_width": 4,
-    "label_width": 3,
-    "epochs": 1,
-}
+    "model": "linear", "encoder_width": 6, "width": 5, "router_width": 4, "label_width": 3, "epochs": 1,
+}  # fmt: skip
 WIDE: dict[str, Any] = {"model": "small_cnn", "encoder_width": 36, "width": 34}  # it hands on 32 numbers
 WIDE_RUN: dict[str, Any] = {"model": "small_cnn", "epochs": 1}
 EVERYTHING = {"participation": 0.6, "momentum": 0.5, "weight_decay": 0.01}

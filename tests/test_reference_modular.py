@@ -488,13 +488,8 @@ def test_package_agrees(
 ) -> None:
     flags, options = case
     settings = {
-        "epochs": EPOCHS,
-        "lr": LR,
-        "momentum": 0,
-        "weight-decay": 0,
-        "participation": 1,
-        "model": "linear",
-    }
+        "epochs": EPOCHS, "lr": LR, "momentum": 0, "weight-decay": 0, "participation": 1, "model": "linear",
+    }  # fmt: skip
     settings |= {"seed": 0} | flags
     typed = [part for name, value in settings.items() for part in (f"--{name}", value)]
     chosen = [part for setting in words(NARROW | options) for part in ("--set", setting)]

@@ -207,13 +207,8 @@ def test_agreement_of_routes_in_the_page_is_numpys() -> None:
 def test_the_page_draws_bits_with_their_probabilities() -> None:
     logits = [[[50, np.log(0.3 / 0.7)]]]
     record = {
-        "blocks": [1, 1],
-        "groups": [0],
-        "colors": ["red"],
-        "rounds": [0],
-        "logits": logits,
-        "measures": [],
-    }
+        "blocks": [1, 1], "groups": [0], "colors": ["red"], "rounds": [0], "logits": logits, "measures": [],
+    }  # fmt: skip
     drawn = javascript(
         "Array.from({length: 4000}, (_, draw) => e.view(v.record, {at: 0, kind: 'draw', draw, width: 300}).found[0].safety)",
         script=ROUTING, record=record,
@@ -246,14 +241,9 @@ def test_explorers_show_what_was_recorded() -> None:
         assert (np.array(one["bits"]) >= wanted).all(), "the safety path only switches on"
         assert np.sum(np.array(one["bits"]) - wanted) == one["safety"]
     image = {
-        "client": 3,
-        "label": 1,
-        "share": 0.25,
-        "g": 0.4,
-        "global": [1, 2],
-        "personal": [2, 0],
+        "client": 3, "label": 1, "share": 0.25, "g": 0.4, "global": [1, 2], "personal": [2, 0],
         "pixels": np.eye(4),
-    }
+    }  # fmt: skip
     record = recorded(explorers.gate(["A", "</script>"], [image]))
     assert record["images"][0]["pixels"] == "f0000f0000f0000f"
     assert "25% of its training images are </script>" in record["images"][0]["about"]
@@ -525,14 +515,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
 
 def shown(record: Any, **settings: Any) -> Any:
     start = {
-        "at": 0,
-        "kind": "curves",
-        "metric": "scored",
-        "summary": "mean",
-        "width": 600,
-        "a": "fedavg",
+        "at": 0, "kind": "curves", "metric": "scored", "summary": "mean", "width": 600, "a": "fedavg",
         "b": "pfedmb",
-    }
+    }  # fmt: skip
     settings = start | {"methods": ["local", "fedavg", "pfedmb"]} | settings
     return javascript("e.view(v.record, v.settings)", script=COMPARISON, record=record, settings=settings)
 

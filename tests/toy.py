@@ -81,14 +81,9 @@ def row(params: dict[str, Tensor], i: int) -> dict[str, Tensor]:
 # W_b and b_b have the opposite gradients.
 
 ON_PAPER = {
-    "data": "digits",
-    "model": "linear",
-    "rounds": 1,
-    "epochs": 1,
-    "batch_size": 8,
-    "lr": 1.0,
+    "data": "digits", "model": "linear", "rounds": 1, "epochs": 1, "batch_size": 8, "lr": 1.0,
     "dtype": "float64",
-}
+}  # fmt: skip
 
 
 def s(z: float) -> float:
