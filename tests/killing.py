@@ -24,12 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("parent", "group", "worker", "Dask worker")
 """Who is killed: the command, all its processes, or one that trains."""
-EFFORT = (
-    "seconds",
-    "images_per_second",
-    "images_trained",
-    "code",
-)  # a run that was stopped trains some images twice
+# a run that was stopped trains some images twice
+EFFORT = ("seconds", "images_per_second", "images_trained", "code")
 PATIENCE = 900.0  # seconds
 
 

@@ -47,8 +47,8 @@ class Inline:
 
 
 def without_effort(value: Any) -> Any:
-    """A ledger entry without what it took: a run that was stopped trains some images twice."""
-    effort = ("seconds", "images_per_second", "images_trained", "threads")
+    """A ledger entry without what it took (a run that was stopped trains some images twice) and the commit of its time."""
+    effort = ("seconds", "images_per_second", "images_trained", "threads", "code")
     if isinstance(value, dict):
         return {key: without_effort(one) for key, one in value.items() if key not in effort}
     return [without_effort(one) for one in value] if isinstance(value, list) else value
