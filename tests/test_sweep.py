@@ -802,7 +802,7 @@ def test_a_candidate_that_diverged_is_chosen_last() -> None:
         {"validation_accuracy": 0.2},
         {"validation_accuracy": 0.3},
     ]
-    assert [one["validation_accuracy"] for one in sorted(scores, key=plan.rank)] == [0.3, 0.2, 0.5]
+    assert [one["validation_accuracy"] for one in sorted(scores, key=plan.best_first)] == [0.3, 0.2, 0.5]
 
 
 def test_a_search_says_which_candidate_diverged(

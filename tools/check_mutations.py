@@ -173,7 +173,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "results/runner.py": [
         ('accuracy(report, "val_accuracy") / 100', 'accuracy(report, "test_accuracy") / 100', "test images choose the settings"),
-        ('best = min(candidates, key=rank)["settings"]',
+        ('best = min(candidates, key=best_first)["settings"]',
          'best = candidates[-1]["settings"]', "the last candidate is entered as chosen"),
     ],
     # ---- one method a file ----

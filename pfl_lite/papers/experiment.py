@@ -213,7 +213,7 @@ def in_grid_order(grid: Iterable[Settings], candidates: Iterable[dict[str, Any]]
     return [one for settings in grid for one in candidates if one["settings"] == settings]
 
 
-def rank(candidate: dict[str, Any]) -> tuple[bool, float]:
+def best_first(candidate: dict[str, Any]) -> tuple[bool, float]:
     """What candidates are sorted by: validation accuracy, the best first, and those that diverged last."""
     return "diverged" in candidate, -candidate["validation_accuracy"]
 
@@ -232,7 +232,7 @@ def climbed(arm: Arm, scored: Sequence[dict[str, Any]], candidates: tuple[int, i
         known = in_grid_order(tried, scored)
         if len(known) < len(tried) or len(tried) >= most:
             break
-        ranked = [dict(one["settings"]) for one in sorted(known, key=rank)]
+        ranked = [dict(one["settings"]) for one in sorted(known, key=best_first)]
         within = len(tried) < wanted
         steps = (
             step

@@ -11,7 +11,7 @@ from typing import Any
 from pfl_lite.config import RunConfig, make_config
 from pfl_lite.errors import InputError
 from pfl_lite.papers import Arm, Experiment, Settings, get_experiment
-from pfl_lite.papers.experiment import climbed, in_grid_order, rank
+from pfl_lite.papers.experiment import best_first, climbed, in_grid_order
 from pfl_lite.results.ledger import Ledger, Run, flat
 
 Key = tuple[str, int, int | None]
@@ -119,7 +119,7 @@ class Plan:
         used = [flat(one["config"]) for one in self.attempts(arm, seed)]
         return [
             one
-            for one in sorted(scored, key=rank)
+            for one in sorted(scored, key=best_first)
             if not any(one["settings"].items() <= it.items() for it in used)
         ]
 

@@ -21,7 +21,7 @@ from pfl_lite.engine.history import diverged_in
 from pfl_lite.engine.processes import held_back
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
-from pfl_lite.papers.experiment import in_grid_order, rank
+from pfl_lite.papers.experiment import best_first, in_grid_order
 from pfl_lite.results.executors import DaskExecutor, ProcessExecutor, Report, WorkerDied
 from pfl_lite.results.ledger import Ledger, flat
 from pfl_lite.results.plan import Key, Plan, Task
@@ -279,7 +279,7 @@ def record(plan: Plan, task: Task, report: dict[str, Any]) -> Path:
         } | ({} if at is None else {"diverged": at})
         before = plan.known(arm)
         candidates = in_grid_order(plan.grid(arm), [*plan.searched(arm), scored])
-        best = min(candidates, key=rank)["settings"]
+        best = min(candidates, key=best_first)["settings"]
         candidates += [one for one in before if one not in candidates]  # of an earlier protocol: kept
         path = plan.ledger.write({"kind": "search", **head, "candidates": candidates, "chosen": best})
     clear(plan, task)
