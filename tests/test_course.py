@@ -28,17 +28,17 @@ from pfl_lite.errors import InputError
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "book").glob("*.ipynb"))
 UNITS = [path for path in CHAPTERS if not path.stem.startswith("lab-") and path.stem != "reproducing-pfedmb"]
-ONE = "federated-learning-in-twenty-lines"
+ONE, TWO = "federated-learning-in-twenty-lines", "one-model-or-many"  # the units with samples
 SHORT = {"what-to-try-first", "a-year-later"}  # units without a laboratory
 
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The course of one chapter."""
+    """The course of two chapters, with the samples that teachers grade."""
     output = tmp_path_factory.mktemp("course") / "course"
     wheel = output.parent / "pfl_lite-0-py3-none-any.whl"
     wheel.write_bytes(b"a package")
-    command = [sys.executable, str(ROOT / "tools/make_course.py"), ONE]
+    command = [sys.executable, str(ROOT / "tools/make_course.py"), ONE, TWO]
     command += ["--output", str(output), "--wheel", str(wheel)]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -240,12 +240,20 @@ def test_grading(course: Path, tmp_path: Path) -> None:
                 cell.source = "pass"
         folder.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, folder / f"{ONE}.ipynb")
+    for student in SAMPLES:  # of the other unit, the first cell and the answers are enough
+        handed_in = grading / "submitted" / student / TWO / f"{TWO}.ipynb"
+        notebook = nbformat.read(handed_in, as_version=4)
+        notebook.cells = [
+            cell for cell in notebook.cells if cell.id == "cell-03" or "nbgrader" in cell.metadata
+        ]
+        nbformat.write(notebook, handed_in)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    process = subprocess.run(
-        [sys.executable, "-m", "nbgrader", "autograde", ONE],
-        cwd=grading, capture_output=True, text=True, env=os.environ | {"PATH": path},
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr[-3000:]
+    for unit in (ONE, TWO):
+        process = subprocess.run(
+            [sys.executable, "-m", "nbgrader", "autograde", unit],
+            cwd=grading, capture_output=True, text=True, env=os.environ | {"PATH": path},
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr[-3000:]
     got = {}
     with Gradebook(f"sqlite:///{grading}/gradebook.db") as gradebook:
         guide = (ROOT / "book/teaching.md").read_text(encoding="utf-8")
@@ -256,10 +264,25 @@ def test_grading(course: Path, tmp_path: Path) -> None:
             assert student in SAMPLES or points["ex-fl-floats-text"] == 0, (
                 "an answer that nobody wrote has points"
             )
-            if student in SAMPLES:
-                line = f"{ONE},,,{student},,,,{notebook.score},0.0,{notebook.score},{notebook.max_score}\n"
-                assert line in guide, f"the guide promises something else than {line}"
+        for unit in (ONE, TWO):
+            for student, expected in SAMPLES.items():
+                notebook = gradebook.find_submission_notebook(unit, unit, student)
+                line = f"{unit},,,{student},,,,{notebook.score},0.0,{notebook.score},{notebook.max_score}\n"
+                assert notebook.score == sum(expected) and line in guide, f"the guide does not promise {line}"
     assert got == {student: points for student, (_, points) in SUBMISSIONS.items()} | SAMPLES
+
+
+def test_weaker_words_of_a_sample_stand_in_their_cells(course: Path) -> None:
+    """What `sample-wrong` answers differs from the book's words in every exercise that the guide grades, and nowhere else."""
+    right, wrong = (
+        cells(course / f"grading/submitted/sample-{kind}/{TWO}/{TWO}.ipynb") for kind in ("right", "wrong")
+    )
+    apart = {
+        name.removesuffix("-text") for name in right if name.endswith("-text") and right[name] != wrong[name]
+    }
+    table = (ROOT / "book/teaching.md").read_text(encoding="utf-8").split("The words of `sample-wrong`")[1]
+    graded = re.findall(r"^\| \{numref\}`(ex-[\w-]+)` \| \d of", table.split("```")[0], re.MULTILINE)
+    assert apart == set(graded) and len(graded) == 3
 
 
 def test_slides_need_no_network(course: Path) -> None:

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import nbformat
+import yaml
 from chapter_slides import exercise_plans, teaching, total, write_slides
 from chapter_text import Chapter, Exercise, Piece, Writer, chosen, pieces
 from make_quizzes import make as write_quizzes
@@ -26,8 +27,8 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 # What the notebooks of a chapter are: the same exercises, with more or less of what answers them.
 TESTS, HIDDEN = "tests", "hidden-tests"
-# The unit that teachers grade before any student does, and a mistake in its solution that only the hidden tests find.
-SAMPLE, CORRECT, MISTAKEN = "federated-learning-in-twenty-lines", "for _ in range(T):", "for _ in range(1):"
+# By unit, what two students might hand in: teachers grade it before the course.
+SAMPLES = yaml.safe_load((ROOT / "book/_instructor/samples.yml").read_text(encoding="utf-8"))
 
 CONFIG = '''\
 """nbgrader's settings for this course. In this folder: nbgrader autograde CHAPTER, then nbgrader generate_feedback CHAPTER."""
@@ -164,7 +165,8 @@ def release(grading: Path, name: str) -> None:
 
 
 def hand_in_samples(chapter: Chapter, writer: Writer, grading: Path) -> None:
-    """Hand in what two students might: the book's solutions, and the same with a mistake."""
+    """Hand in what two students might: the book's solutions, and the same with a mistake and with weaker words."""
+    sample = SAMPLES[chapter.name]
     solved: dict[str, list[str]] = {}
     for place, cell, exercise in pieces(chapter):
         if place == "solution" and exercise and not (tagged(cell, TESTS) or tagged(cell, HIDDEN)):
@@ -172,14 +174,17 @@ def hand_in_samples(chapter: Chapter, writer: Writer, grading: Path) -> None:
                 ("code", cell.source) if cell.cell_type == "code" else ("text", writer.plain(cell.source))
             )
             solved.setdefault(f"{exercise.label}-{kind}", []).append(text)
+    ((right, wrong),) = sample["mistake"].items()
+    weaker = {f"{label}-text": [words] for label, words in sample.get("words", {}).items()}
     file = f"{chapter.name}/{chapter.name}.ipynb"
-    for student, line in (("sample-right", CORRECT), ("sample-wrong", MISTAKEN)):
+    for student, line, handed in (("right", right, solved), ("wrong", wrong, solved | weaker)):
         notebook = nbformat.read(grading / "release" / file, as_version=4)
         for cell in notebook.cells:
-            if cell.id in solved:
-                cell.source = "\n\n".join(solved[cell.id]).replace(CORRECT, line)
-        (grading / "submitted" / student / file).parent.mkdir(parents=True)
-        nbformat.write(notebook, grading / "submitted" / student / file)
+            if cell.id in handed:
+                cell.source = "\n\n".join(handed[cell.id]).replace(right, line)
+        path = grading / "submitted" / f"sample-{student}" / file
+        path.parent.mkdir(parents=True)
+        nbformat.write(notebook, path)
 
 
 READ_FIRST = """# A course on personalized federated learning
@@ -245,7 +250,7 @@ def make(book: Path, output: Path, names: list[str], wheel: Path | None) -> None
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(book / name, folder / name)
         release(grading, chapter.name)
-        if chapter.name == SAMPLE:
+        if chapter.name in SAMPLES:
             hand_in_samples(chapter, writer, grading)
         shutil.copy(grading / "release" / chapter.name / f"{chapter.name}.ipynb", student)
         nbformat.write(edition(chapter, writer, solved=True), instructor / f"{chapter.name}.ipynb")
