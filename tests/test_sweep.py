@@ -242,16 +242,23 @@ def test_what_a_budget_leaves_of_a_group_counts_the_candidates_of_every_experime
     assert one == 3 and both == 2 * one
 
 
-def test_an_interrupt_while_a_result_is_entered_waits_until_it_is(
-    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [(executors.ProcessExecutor, "submit"), (executors.ProcessExecutor, "result"), (runner, "clear")],
+)
+def test_an_interrupt_loses_neither_a_run_just_handed_out_nor_a_result_in_hand(
+    where: Any, what: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = runner.clear
+    usual = getattr(where, what)
 
-    def interrupted(*task: Any) -> None:
+    def interrupted(*given: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
-        usual(*task)
+        answer = usual(*given)
+        signal.raise_signal(signal.SIGINT)
+        return answer
 
-    monkeypatch.setattr(runner, "clear", interrupted)
+    monkeypatch.setattr(executors, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(where, what, interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = runner.reproduce(tiny, methods=["local"], seeds=[0], ledger=Ledger(tmp_path), device="cpu")
@@ -277,12 +284,8 @@ def test_a_stopped_run_is_said_to_go_on_only_from_a_checkpoint_that_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Stopped(Inline):
-        submitted = 0
-
         def submit(self, function: Any, task: Any, checkpoint: Path) -> Any:
-            if self.submitted:
-                raise KeyboardInterrupt
-            self.submitted += 1
+            signal.raise_signal(signal.SIGINT)
             if begun:
                 checkpoint.touch()
             future: Future[Any] = Future()

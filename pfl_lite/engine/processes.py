@@ -154,9 +154,30 @@ class Child:
             os.close(self.memory)
 
 
-def held() -> tuple[signal.Signals, ...]:
-    """The signals that `held_back` lets wait, an interrupt last; not every system has them."""
-    return signal.SIGHUP, signal.SIGTERM, signal.SIGINT
+def held() -> list[signal.Signals]:
+    """The signals that ask a program to end, an interrupt last; not every system has them all."""
+    return [getattr(signal, name) for name in ("SIGHUP", "SIGTERM", "SIGINT") if hasattr(signal, name)]
+
+
+@contextmanager
+def noted(tell: Callable[[int], object]) -> Iterator[list[int]]:
+    """Signals that come in the block are told and listed, and do nothing else; in the main thread, which alone answers them."""
+    came: list[int] = []
+    answers: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        tell(number)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for one in held():
+                if signal.getsignal(one) not in (None, signal.SIG_IGN):
+                    answers[one] = signal.signal(one, note)
+        yield came
+    finally:
+        for one, answer in answers.items():
+            signal.signal(one, answer)
 
 
 @contextmanager
@@ -168,18 +189,12 @@ def held_back() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    came: list[int] = []
-    answers: dict[signal.Signals, Any] = {}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held())
+    came: list[int] = []
     try:
-        if threading.current_thread() is threading.main_thread():  # the one that answers what all others hear
-            for one in held():
-                if signal.getsignal(one) not in (None, signal.SIG_IGN):
-                    answers[one] = signal.signal(one, lambda number, _: came.append(number))
-        yield
+        with noted(came.append):
+            yield
     finally:
-        for one, answer in answers.items():
-            signal.signal(one, answer)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number in came:
             signal.raise_signal(number)

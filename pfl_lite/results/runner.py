@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from operator import add
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from pfl_lite.atomic_files import locked
 from pfl_lite.data.images import load
 from pfl_lite.engine.history import diverged_in
-from pfl_lite.engine.processes import held_back
+from pfl_lite.engine.processes import noted
 from pfl_lite.errors import InputError
 from pfl_lite.papers import DEFAULT_BUDGET, Arm, Experiment, get_experiment, members
 from pfl_lite.papers.experiment import best_first, in_grid_order
@@ -161,74 +161,77 @@ def run_tasks(
     plan: Plan, pending: list[Task], executor: ProcessExecutor | DaskExecutor, deadline: float
 ) -> Swept:
     """Hand out tasks, wait for them and enter them, until nothing is left or none may go on."""
-    interrupted, results = 0, 0
+    results = 0
     written: list[Path] = []
     running: dict[Future[Report], Task] = {}
     reached: dict[Key, int] = {}
     deaths: Counter[tuple[Key, int]] = Counter()
     given_up: dict[Key, Task] = {}
-    said = time.monotonic()
+    news: SimpleQueue[None] = SimpleQueue()  # a run has ended, or a signal has come
+    said, late = time.monotonic(), False
     tqdm.write(f"{plan.experiment.name}: {work(plan, pending)}")
-    with tqdm(desc=plan.experiment.name, total=plan.left(pending), unit="run", disable=None) as bar:
+    bar = tqdm(desc=plan.experiment.name, total=plan.left(pending), unit="run", disable=None)
+    # An exception might lose a run just handed out or a report in hand, or leave a future locked that its worker waits for.
+    with bar, noted(lambda _: news.put(None)) as signals:
         while True:
-            try:
-                late = interrupted or time.monotonic() > deadline
-                if late:
-                    executor.stop()
-                    for future in [one for one in running if one.cancel()]:
-                        tqdm.write(f"stopped {running.pop(future).title}; the next call goes on with it")
-                busy = {task.key for task in running.values()} | given_up.keys()
-                waiting = [task for task in pending if task.key not in busy]
-                room = 0 if late or not waiting else executor.room() - len(running)
-                for task in waiting[: max(0, room)]:
-                    again = "go on with" if plan.checkpoint(*task.key).exists() else "start"
-                    tqdm.write(
-                        f"{again} {task.title}: {describe(task, plan.source(plan.experiment.arm(task.arm)))}"
-                    )
-                    running[executor.submit(task, plan.checkpoint(*task.key))] = task
-                if not running:
-                    break
-                patience = POLL_SECONDS if late else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
-                finished = wait(running, timeout=patience, return_when=FIRST_COMPLETED).done
-                reached.update(executor.news())
-                where = progress(running.values(), reached)
-                bar.set_postfix_str(where)
-                if bar.disable and time.monotonic() - said > SIGN_OF_LIFE_SECONDS:
-                    tqdm.write(where)
-                    said = time.monotonic()
-                while finished:
-                    future = finished.pop()
-                    task = running.pop(future)
-                    try:
-                        report = executor.result(future)
-                    except WorkerDied:
-                        at = reached.get(task.key, 0)
-                        tqdm.write(f"a worker was lost: {task.title} had reached round {at}")
-                        deaths[task.key, at] += 1
-                        if deaths[task.key, at] >= executor.patience:
-                            given_up[task.key] = task
-                        continue
-                    # a cluster repeats what is still asked for, should the worker that holds it die now
-                    del future
-                    if report is None:
-                        begun = plan.checkpoint(*task.key).exists()
-                        then = "goes on from its checkpoint" if begun else "starts it anew"
-                        tqdm.write(f"stopped {task.title}; the next call {then}")
-                        continue
-                    with held_back():  # or a checkpoint that no one needs any more would stay
-                        written.append(record(plan, task, report))
-                    lost = diverged_in(report["rounds"])
-                    results += task.candidate is None and None in (lost, task.attempt)
-                    how = "done" if None in (lost, task.attempt) else f"diverged in round {lost}:"
-                    tqdm.write(f"{how} {task.title} in {report['seconds']:.0f} s: {written[-1]}")
-                    bar.update()
-                    pending = list(plan.tasks())
-                    bar.total = len(written) + plan.left(pending)
-            except KeyboardInterrupt as signaled:
+            if signals and not late:
                 tqdm.write("interrupted: workers finish the rounds in hand")
-                interrupted = int(signaled.args[0] if signaled.args else signal.SIGINT)
+            late = bool(signals) or time.monotonic() > deadline
+            if late:
+                executor.stop()
+                for future in [one for one in running if one.cancel()]:
+                    tqdm.write(f"stopped {running.pop(future).title}; the next call goes on with it")
+            busy = {task.key for task in running.values()} | given_up.keys()
+            waiting = [task for task in pending if task.key not in busy]
+            room = 0 if late or not waiting else executor.room() - len(running)
+            for task in waiting[: max(0, room)]:
+                again = "go on with" if plan.checkpoint(*task.key).exists() else "start"
+                settings = describe(task, plan.source(plan.experiment.arm(task.arm)))
+                tqdm.write(f"{again} {task.title}: {settings}")
+                future = executor.submit(task, plan.checkpoint(*task.key))
+                running[future] = task
+                future.add_done_callback(lambda _: news.put(None))
+            if not running:
+                break
+            patience = POLL_SECONDS if late else min(POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            with suppress(Empty):
+                news.get(timeout=patience)
+            reached.update(executor.news())
+            where = progress(running.values(), reached)
+            bar.set_postfix_str(where)
+            if bar.disable and time.monotonic() - said > SIGN_OF_LIFE_SECONDS:
+                tqdm.write(where)
+                said = time.monotonic()
+            finished = [one for one in running if one.done()]
+            while finished:
+                future = finished.pop()
+                task = running.pop(future)
+                try:
+                    report = executor.result(future)
+                except WorkerDied:
+                    at = reached.get(task.key, 0)
+                    tqdm.write(f"a worker was lost: {task.title} had reached round {at}")
+                    deaths[task.key, at] += 1
+                    if deaths[task.key, at] >= executor.patience:
+                        given_up[task.key] = task
+                    continue
+                # a cluster repeats what is still asked for, should the worker that holds it die now
+                del future
+                if report is None:
+                    begun = plan.checkpoint(*task.key).exists()
+                    then = "goes on from its checkpoint" if begun else "starts it anew"
+                    tqdm.write(f"stopped {task.title}; the next call {then}")
+                    continue
+                written.append(record(plan, task, report))
+                lost = diverged_in(report["rounds"])
+                results += task.candidate is None and None in (lost, task.attempt)
+                how = "done" if None in (lost, task.attempt) else f"diverged in round {lost}:"
+                tqdm.write(f"{how} {task.title} in {report['seconds']:.0f} s: {written[-1]}")
+                bar.update()
+                pending = list(plan.tasks())
+                bar.total = len(written) + plan.left(pending)
     titles = tuple(f"{task.title} of {task.experiment}" for task in given_up.values())
-    return Swept(written, plan.left(), interrupted, results, titles)
+    return Swept(written, plan.left(), signals[0] if signals else 0, results, titles)
 
 
 def work(plan: Plan, pending: Sequence[Task]) -> str:
