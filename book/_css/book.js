@@ -30,6 +30,11 @@ window.addEventListener("load", () => {
     box.before(words);
   }
 });
+// Printed sentences go on below on a phone. Printed columns, which have two spaces side by side, must keep their lines.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const printed of document.querySelectorAll(".cell_output pre"))
+    printed.classList.toggle("sentences", !/\S {2,}\S/.test(printed.textContent));
+});
 // The entries of a list of references have a role that no list may hold, so that a screen reader counts none of them.
 document.addEventListener("DOMContentLoaded", () => {
   for (const entry of document.querySelectorAll(".citation-list > .citation")) entry.setAttribute("role", "listitem");
