@@ -169,6 +169,21 @@ def test_the_block_of_the_readme_runs() -> None:
     assert [line.split()[0] for line in told.getvalue().splitlines()[2:]] == ["local", "fedavg", "ditto"]
 
 
+def test_the_block_of_the_first_page_prints_what_stands_below_it() -> None:
+    page = (Path(__file__).resolve().parent.parent / "book/intro.md").read_text()
+    ((block, printed),) = re.findall(
+        r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL
+    )
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        exec(block, {})
+    for ours, theirs in zip(told.getvalue().splitlines(), printed.splitlines(), strict=True):
+        assert ours[:11] == theirs[:11]
+        assert float(ours[11:-1]) == pytest.approx(
+            float(theirs[11:-1]), abs=1.5
+        )  # another processor, another last digit
+
+
 def test_newcomers_do_not_count_and_are_the_same_for_every_method() -> None:
     frame = compare(["local", "fedavg"], seeds=[3], unseen=1, **SHORT)
     ends = [run(one, seed=3, unseen=1, **SHORT) for one in ("local", "fedavg")]
