@@ -8,6 +8,7 @@ import gzip
 import json
 import math
 import os
+import secrets
 import stat
 import tempfile
 import time
@@ -155,15 +156,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
             with suppress(OSError):
                 if time.time() - old.stat().st_mtime > ABANDONED:
                     old.unlink()
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        temporary = Path(name)
+        # `tempfile` would tell the name too late: an interrupt in its last line would leave the file
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
         try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 yield temporary
-                umask = os.umask(0)
-                os.umask(umask)
-                # mkstemp makes private files; a shared folder wants ordinary ones
-                temporary.chmod(0o666 & ~umask)
                 # the content before the name: a crash of the machine leaves the old file or the new one
                 os.fsync(handle)
             finally:

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,21 @@ def test_a_file_is_closed_before_it_is_renamed_or_deleted(
         temporary.write_bytes(b"{}")
         assert whole or 1 / 0
     assert order == ["close", "replace" if whole else "unlink"]
+
+
+def test_an_interrupt_in_the_moment_in_which_a_file_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = os.open
+
+    def interrupted(*given: Any) -> int:
+        os.close(usual(*given))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_path(tmp_path / "run.pt"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_is_swept_once_it_is_old(tmp_path: Path) -> None:
