@@ -80,7 +80,9 @@ class Forked(Loop):
         team: list[Child] = []
         with one_thread():
             try:
-                team.extend(Child(partial(found, share)) for share in others)
+                for share in others:
+                    with held_back():  # or a process just forked would be in no team, and go on
+                        team.append(Child(partial(found, share)))
                 begun = time.perf_counter()
                 done = [(first, loop(first))]
                 own = time.perf_counter() - begun
@@ -115,7 +117,7 @@ class Child:
         self.page = f"/proc/self/fd/{self.memory}"
         fork = multiprocessing.get_context("fork")
         self.process = fork.Process(target=self.work, args=(compute,), daemon=True)
-        with warnings.catch_warnings(), held_back():
+        with warnings.catch_warnings():
             # Python warns of locks that another thread may hold for ever: a child here asks for none
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process.start()
@@ -161,7 +163,11 @@ def held() -> list[signal.Signals]:
 
 @contextmanager
 def noted(tell: Callable[[int], object]) -> Iterator[list[int]]:
-    """Signals that come in the block are told and listed, and do nothing else; in the main thread, which alone answers them."""
+    """Signals that come in the block are told and listed, and do nothing else; in the main thread, which alone answers them.
+
+    Only those that Python would answer: what would end the process at once, loses nothing by it, and a script that calls
+    us again and again must not go on.
+    """
     came: list[int] = []
     answers: dict[signal.Signals, Any] = {}
 
@@ -172,8 +178,9 @@ def noted(tell: Callable[[int], object]) -> Iterator[list[int]]:
     try:
         if threading.current_thread() is threading.main_thread():
             for one in held():
-                if signal.getsignal(one) not in (None, signal.SIG_IGN):
-                    answers[one] = signal.signal(one, note)
+                if callable(answer := signal.getsignal(one)):
+                    answers[one] = answer  # first: a signal not yet noted may be answered here
+                    signal.signal(one, note)
         yield came
     finally:
         for one, answer in answers.items():

@@ -183,6 +183,8 @@ class ProcessExecutor:
             return None if self.stopped else worker.train(task, checkpoint, self.heard)
         except WorkerDied:
             self.own.worker = None  # its process may seem to live a moment longer
+            if self.stopped:  # most likely told to end in the moment in which it was handed the run
+                return None
             raise
         finally:
             if self.stopped:
