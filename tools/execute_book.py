@@ -12,10 +12,11 @@ import shutil
 import signal
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from importlib.metadata import distributions
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 import nbformat
@@ -89,6 +90,7 @@ def execute(chapter: Path, timeout: int, kept: Path | None = None) -> Outcome:
     client = NotebookClient(
         notebook,
         timeout=timeout,
+        startup_timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(chapter.parent)}},
         coalesce_streams=True,  # what a cell prints is one output, however slowly it prints
@@ -144,7 +146,6 @@ def main() -> int:
     if arguments.names:
         chapters = [chapter for chapter in chapters if chapter.stem in arguments.names]
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     copies: dict[Path, Path] = {}
     if arguments.kept is not None:
         arguments.kept.mkdir(parents=True, exist_ok=True)
@@ -165,34 +166,50 @@ def main() -> int:
     failed = 0
     note = ROOT / "_build" / "seconds.json"  # tools/count_units.py shows them
     took = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    # Signals are noted: an exception may leave a future locked, for which the pool would then wait for ever.
+    signals: list[int] = []
+    news: SimpleQueue[Future[Outcome] | None] = SimpleQueue()
+
+    def hear(number: int, _: object) -> None:
+        signals.append(number)
+        news.put(None)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, hear)
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         if names := ", ".join(chapter.stem for chapter in chapters[: arguments.jobs]):
             print(
                 f"  first {names}; a chapter takes a minute or two and is named when it is done", flush=True
             )
         jobs = [pool.submit(execute, chapter, arguments.timeout, copies.get(chapter)) for chapter in chapters]
-        try:
-            done, waiting = 0, set(jobs)
-            while waiting:
-                ended, waiting = wait(waiting, SIGN_OF_LIFE, FIRST_COMPLETED)
-                if not ended:
-                    now = [one.stem for one, job in zip(chapters, jobs, strict=True) if job in waiting]
-                    print(f"       still at {', '.join(now[: arguments.jobs])}", flush=True)
-                for job in ended:
-                    chapter, seconds, computed, problem = job.result()
-                    done, failed = done + 1, failed + bool(problem)
-                    took[chapter.stem] = round(computed, 1)
-                    line = f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}"
-                    print(line, flush=True)
-                    if (later := done + arguments.jobs - 1) < len(chapters):
-                        print(f"       now {chapters[later].stem}", flush=True)
-        except KeyboardInterrupt:
-            # A worker answers signals as its notebook does, and would go on to the next. A kernel ends once its worker is gone.
-            for worker in active_children():
-                worker.kill()
-            then = "is taken over by" if copies else "runs again at"
-            print(f"interrupted: what is named above with ok has run, and {then} the next call", flush=True)
-            return 130
+        for job in jobs:
+            job.add_done_callback(news.put)
+        done = 0
+        while done < len(jobs):
+            try:
+                ended = news.get(timeout=SIGN_OF_LIFE)
+            except Empty:
+                now = [one.stem for one, job in zip(chapters, jobs, strict=True) if not job.done()]
+                print(f"       still at {', '.join(now[: arguments.jobs])}", flush=True)
+                continue
+            if signals or ended is None:
+                # A worker answers signals as its notebook does, and would go on to the next; its kernel ends with it.
+                for worker in active_children():
+                    worker.kill()
+                then = "is taken over by" if copies else "runs again at"
+                print(
+                    f"interrupted: what is named above with ok has run, and {then} the next call", flush=True
+                )
+                return 130
+            chapter, seconds, computed, problem = ended.result()
+            done, failed = done + 1, failed + bool(problem)
+            took[chapter.stem] = round(computed, 1)
+            print(
+                f"  {done}/{len(chapters)}  {chapter.stem:<40} {seconds:6.1f} s  {problem or 'ok'}",
+                flush=True,
+            )
+            if (later := done + arguments.jobs - 1) < len(chapters):
+                print(f"       now {chapters[later].stem}", flush=True)
     note.parent.mkdir(exist_ok=True)
     note.write_text(json.dumps(took, indent=1), encoding="utf-8")
     seconds = time.perf_counter() - started
