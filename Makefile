@@ -64,7 +64,7 @@ test: environment ## unit and property tests, the site, and every chapter agains
 	@printf '\n== 1 of 2: the package, the repository and the site (collecting the tests takes a minute or two)\n'
 	$(QUIET) $(PY) -m pytest tests -n $(JOBS) --dist loadfile --durations 5
 	@printf '\n== 2 of 2: every chapter runs and shows what is stored in it (nbval)\n'
-	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 300 \
+	$(QUIET) $(PY) -m pytest -p tests.nbval_plugin --nbval --nbval-current-env --nbval-cell-timeout 900 --nbval-kernel-startup-timeout 600 \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(JOBS) --dist loadscope --durations 5 book/*.ipynb
 
 check: lint ## the inner loop: lint, types, and the tests that need no process, browser or notebook

@@ -51,7 +51,7 @@ from pfl_lite.show.text import render
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))  # for `python -m tests.fuzzing`
 import cards
 
-SECONDS = 30  # after which a case hangs
+SECONDS = 120  # after which a case hangs
 ROOM = 3 << 30  # bytes that a case may take beyond what the process has
 LONGEST = 600  # characters of a sentence
 SMALL = ["--model", "linear", "--rounds", "1"]

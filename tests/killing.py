@@ -134,7 +134,8 @@ def kill(kind: str, process: subprocess.Popen[bytes], random: Random, cluster: C
         while process.poll() is None and not workers_of(process.pid):
             time.sleep(0.01)
         for worker in random.sample(some := workers_of(process.pid), min(1, len(some))):
-            os.kill(worker, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(worker, signal.SIGKILL)
 
 
 def at_work(process: subprocess.Popen[bytes], folder: Path) -> None:

@@ -42,6 +42,7 @@ CHAPTERS = [
 # Of the pages of source code, which one template makes, the longest and the list of all.
 MADE = ["genindex", "search", "_modules/index", "_modules/pfl_lite/show/plots"]
 PAGES = ["intro", *CHAPTERS, *MADE]
+PATIENCE = 600.0  # seconds
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
 
 
@@ -54,7 +55,8 @@ def driver() -> Iterator[webdriver.Chrome]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    browser.set_script_timeout(120)
+    browser.set_script_timeout(PATIENCE)
+    browser.command_executor.client_config.timeout = 2 * PATIENCE
     yield browser
     browser.quit()
 
@@ -74,14 +76,14 @@ def go(driver: webdriver.Chrome, site: Path) -> Callable[..., None]:
     return opened
 
 
-# Waits until every formula is typeset, and gives up after 20 seconds without a new one.
+# Waits until every formula is typeset, and gives up after two minutes without a new one.
 TYPESET = """
 const done = arguments[0];
 let [left, since] = [Infinity, Date.now()];
 const wait = () => {
   const now = document.querySelectorAll(".math:not(:has(mjx-container))").length;
   if (now < left) [left, since] = [now, Date.now()];
-  if (!left || Date.now() - since > 20000) done(); else setTimeout(wait, 50);
+  if (!left || Date.now() - since > 120000) done(); else setTimeout(wait, 50);
 };
 wait();
 """
@@ -403,9 +405,18 @@ def test_an_explorer_of_rounds_opens_at_its_telling_round_and_plays_from_the_fir
         return driver.find_elements(By.CSS_SELECTOR, ".rounds :is(button, input)"), lambda: output.text
 
     (play, back, forward, slider), now = opened("no-preference")
+    # time stands still: each call shows the next round
+    driver.execute_script("window.setTimeout = (then) => { window.tick = then; return 1; }")
+
+    def played(*rounds: str) -> None:
+        for at in rounds:
+            assert play.text == "Pause"
+            driver.execute_script("window.tick()")
+            assert now() == at
+
     assert now() == opening and play.text == "Play"
     play.send_keys(Keys.ENTER)
-    WebDriverWait(driver, 20).until(lambda _: now() == "5")
+    played(*(["0"] if opening == "10" else []), "3", "5")
     slider.send_keys(Keys.HOME)
     assert now() == "0" and play.text == "Play"
     forward.send_keys(Keys.ENTER)
@@ -413,16 +424,16 @@ def test_an_explorer_of_rounds_opens_at_its_telling_round_and_plays_from_the_fir
     back.send_keys(Keys.SPACE)
     assert now() == "0"
     play.send_keys(Keys.ENTER)
-    WebDriverWait(driver, 20).until(lambda _: now() == "5")
-    assert play.text == "Pause"
+    played("3", "5")
     slider.send_keys(Keys.HOME)
     assert now() == "0" and play.text == "Play", "a hand on the slider stops it"
     play.send_keys(Keys.ENTER)
-    WebDriverWait(driver, 20).until(lambda _: now() == "10" and play.text == "Play")
+    played("3", "5", "10")
+    assert play.text == "Play"
     (play, *_, slider), now = opened("reduce")
     slider.send_keys(Keys.HOME)
     play.send_keys(Keys.ENTER)
-    WebDriverWait(driver, 5).until(lambda _: play.text == "Play" and now() == "10")
+    WebDriverWait(driver, PATIENCE).until(lambda _: play.text == "Play" and now() == "10")
     opened("no-preference")
 
 
@@ -524,7 +535,7 @@ def test_a_player_opens_at_its_telling_frame_and_plays_from_the_first(
 
 def changed(driver: webdriver.Chrome, part: WebElement, before: str) -> None:
     """Wait until a part of the page shows something else, and fail if it does not."""
-    WebDriverWait(driver, 20).until(lambda _: part.text != before)
+    WebDriverWait(driver, PATIENCE).until(lambda _: part.text != before)
 
 
 def test_the_server_moves_by_keyboard_alone(driver: webdriver.Chrome, go: Callable[..., None]) -> None:
@@ -581,7 +592,7 @@ def test_a_federation_trains_in_the_page(driver: webdriver.Chrome, go: Callable[
     changed(driver, table, said)
     assert "round 1" in table.text and means() != before
     widget.find_element(By.CSS_SELECTOR, "[name=play]").send_keys(Keys.ENTER)
-    WebDriverWait(driver, 120).until(lambda _: "round 20" in table.text)
+    WebDriverWait(driver, PATIENCE).until(lambda _: "round 20" in table.text)
     assert means()["IFCA"] > means()["FedAvg"] + 20, "one model cannot read the digits of two countries"
     widget.find_element(By.CSS_SELECTOR, "[name=again]").send_keys(Keys.ENTER)
     assert "round 0" in table.text and "thousand" not in table.text
@@ -613,7 +624,7 @@ def test_an_image_is_drawn_and_hidden_by_keyboard(driver: webdriver.Chrome, go: 
 
     def price() -> int:
         found = (By.CSS_SELECTOR, "dd")
-        WebDriverWait(driver, 20).until(lambda _: widget.find_elements(*found)[2].text != "…")
+        WebDriverWait(driver, PATIENCE).until(lambda _: widget.find_elements(*found)[2].text != "…")
         return int(widget.find_elements(*found)[2].text[:-1])
 
     few = price()
@@ -633,7 +644,7 @@ def test_a_guess_is_answered_with_a_reason(driver: webdriver.Chrome, go: Callabl
     note = widget.find_element(By.CSS_SELECTOR, ".note")
     right = 0
     for asked in range(1, 6):
-        WebDriverWait(driver, 30).until(lambda _: "worst office" in widget.text)
+        WebDriverWait(driver, PATIENCE).until(lambda _: "worst office" in widget.text)
         widget.find_element(By.CSS_SELECTOR, "[data-kind-of=label]").send_keys(Keys.SPACE)
         said = widget.find_element(By.CSS_SELECTOR, ".said")
         right += said.text.startswith("Right.")

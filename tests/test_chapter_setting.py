@@ -151,7 +151,9 @@ def test_a_chapter_runs_on_other_data_with_its_line_changed() -> None:
         'DATA, DEVICE, TIMES = setting("cifar10:0.1", written_for="digits")', first.source
     )
     assert count == 1
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(BOOK)}}).execute()
+    NotebookClient(
+        notebook, timeout=1800, startup_timeout=600, resources={"metadata": {"path": str(BOOK)}}
+    ).execute()
     said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
     assert "cifar10:0.1 on cpu" in said and "other than in the text: " in said
     assert said.count("ours = the package's") == 2  # what needs no particular data holds on noise, too

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,15 +54,21 @@ def javascript(expression: str, **values: Any) -> Any:
     return in_chromium(given, expression)
 
 
+def dumped(address: str, *options: str) -> str:
+    """A page as Chromium leaves it; with a profile of its own, as one that is in use shows nothing."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+        command += [f"--user-data-dir={profile}", *options, address]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def in_chromium(given: str, expression: str) -> Any:
     """The same in a page."""
     scripts = "".join(f"<script>{script.read_text()}</script>" for script in SCRIPTS)
     page = f"<!doctype html>{scripts}<pre id=a></pre><script>{given} const [P, O] = [pflPlay, pflOffices];"
     page += f"document.getElementById('a').textContent = JSON.stringify({expression})</script>"
     address = "data:text/html;base64," + base64.b64encode(page.encode()).decode()
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", address]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(unescape(shown.split('<pre id="a">')[1].split("</pre>")[0]))
+    return json.loads(unescape(dumped(address).split('<pre id="a">')[1].split("</pre>")[0]))
 
 
 DEAL = """(() => {
@@ -327,10 +334,8 @@ def test_the_folder_of_playgrounds_needs_nothing_outside_itself(tmp_path: Path) 
         shutil.move(tmp_path / "site" / name, tmp_path / "moved" / name)
     if CHROMIUM:
         address = (tmp_path / "moved" / "server.html").as_uri()
-        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
         for theme, system in (("light", "1"), ("dark", "0")):  # as the reader's system prefers
-            asked = [*command, f"--blink-settings=preferredColorScheme={system}", address]
-            shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+            shown = dumped(address, f"--blink-settings=preferredColorScheme={system}")
             page = BeautifulSoup(shown, "html.parser")
             assert page.html is not None and page.html.get("data-theme") == theme
             widget = page.select_one(".pfl-play")

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -391,10 +391,11 @@ def test_what_forking_costs_does_not_count_as_work(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(processes, "WORTH_SECONDS", 2.0)
     usual = processes.Child.answer
     answered: list[processes.Child] = []
+    # what is computed takes no time here, and every answer 1.1 seconds: two processes 2.2, were waiting counted
+    monkeypatch.setattr(processes, "time", SimpleNamespace(perf_counter=lambda: 1.1 * len(answered)))
 
     def late(child: processes.Child) -> object:
         answered.append(child)
-        time.sleep(1.1)  # two processes: 2.2 seconds, were waiting counted
         return usual(child)
 
     monkeypatch.setattr(processes.Child, "answer", late)

@@ -165,7 +165,7 @@ def code_version() -> str:
     try:
         if not (folder / ".git").exists():
             return __version__
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return __version__
 
