@@ -173,6 +173,17 @@ def test_anybody_s_torch_datasets_are_a_federation() -> None:
     ):
         with pytest.raises(InputError, match=r"floats in \[0, 1\], before any Normalize"):
             Federation.from_torch([{"train": TensorDataset(pixels, torch.zeros(2))}], DIGITS.card)
+    gray = torch.zeros(2, 1, 8, 8)
+    broken = gray.clone()
+    broken[1, 0, 0, 0] = float("nan")
+    for pixels, labels, said in (
+        (broken, torch.zeros(2), r"floats in \[0, 1\], .* not as image 1 in train of client 0"),
+        (gray[:, 0], torch.zeros(2), r"images must be \[C, H, H\], not as image 0 .*, \[8, 8\]: x\[None\]"),
+        (gray, torch.tensor([0.0, 0.5]), "labels must be whole numbers, the classes from 0 on, not 0.5"),
+        (gray, torch.eye(2), "labels must be whole numbers, one for each image"),
+    ):
+        with pytest.raises(InputError, match=said):
+            Federation.from_torch([{"train": TensorDataset(pixels, labels)}], DIGITS.card)
     pictures = [(Image.new("L", (8, 8)), 0)]
     with pytest.raises(
         InputError, match=r"images must be tensors .* as torchvision's ToTensor makes them, not Image"

@@ -22,7 +22,7 @@ from pfl_lite.data.images import Card, Images, load
 from pfl_lite.data.partition import ClientIndices, heterogeneity, known_groups
 from pfl_lite.data.recipes import Partitioner
 from pfl_lite.data.task import NUMBERS
-from pfl_lite.errors import InputError, expect
+from pfl_lite.errors import InputError, expect, refused
 
 _CHUNK = 10_000  # images converted at a time: the float copy of a whole data set is never held twice
 
@@ -129,7 +129,7 @@ class Federation:
                     f"client {i} has a split '{min(strange)}': the splits are train, val and test"
                 )
         found = []
-        for client in clients:
+        for i, client in enumerate(clients):
             mine = {}
             for split, data in client.items():
                 items = [data[j] for j in range(len(data))]  # type: ignore[arg-type]
@@ -143,10 +143,21 @@ class Federation:
                         f"images must be tensors [C, H, H], as torchvision's ToTensor makes them, not {type(other[0]).__name__}"
                     )
                 pixels = [torch.as_tensor(x) for x, _ in items]
-                if not all(x.is_floating_point() and ((x >= 0) & (x <= 1)).all() for x in pixels):
-                    raise InputError("images must be floats in [0, 1], before any Normalize")
+                for place, x in enumerate(pixels):
+                    here = f"not as image {place} in {split} of client {i}"
+                    if x.ndim != 3:
+                        raise InputError(
+                            f"images must be [C, H, H], {here}, {list(x.shape)}: x[None] is gray's"
+                        )
+                    if not (x.is_floating_point() and ((x >= 0) & (x <= 1)).all()):
+                        raise InputError(f"images must be floats in [0, 1], before any Normalize, {here}")
                 images = [x.mul(255).round().byte().movedim(0, -1).squeeze(-1).numpy() for x in pixels]
-                labels = np.array([int(y) for _, y in items], np.int64)
+                with refused((TypeError, ValueError), "labels must be whole numbers, one for each image"):
+                    labels = np.array([int(y) for _, y in items], np.int64)
+                if wrong := [y for (_, y), label in zip(items, labels, strict=True) if y != label]:
+                    raise InputError(
+                        f"labels must be whole numbers, the classes from 0 on, not {float(wrong[0])}"
+                    )
                 mine[split] = (np.stack(images) if items else np.empty(0, np.uint8), labels)
             found.append(mine)
         return cls.build(*pooled(found, card), **how)
