@@ -17,6 +17,14 @@ ELSEWHERE = {
     "dataset": "data",
     "network": "model",
     "optimizer": "lr, momentum and weight_decay of local SGD, which is the only optimizer",
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_decay"), "lr, the same in every round"),
+    **dict.fromkeys(
+        ("loss", "criterion", "loss_fn"), "cross-entropy, unless a method of your own descends another loss"
+    ),
+    **dict.fromkeys(
+        ("logger", "callbacks", "callback"), "the entry of each round that Simulation.step() returns"
+    ),
+    **dict.fromkeys(("num_workers", "n_jobs", "num_processes"), "workers"),
 }
 """What other libraries call a setting, and what it is here."""
 

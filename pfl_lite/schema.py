@@ -52,8 +52,8 @@ def check_bounds(settings: Mapping[str, Any], bounds: Bounds = BOUNDS) -> None:
 
 def check_workers(workers: int) -> None:
     """Raise an InputError for a number of processes that no machine is asked for."""
-    if not 1 <= workers <= MOST_WORKERS:
-        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers}")
+    if not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers must be 1 to {MOST_WORKERS:,}, not {workers!r}")
 
 
 def said(value: Any, wanted: str) -> str:

@@ -624,6 +624,53 @@ def test_words_of_other_libraries_are_answered_with_ours() -> None:
         make_config(make_config("fedavg"))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"data must be a name: give Images\(digits, 1438 for training"):
         make_config("fedavg", data=load("digits"))  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match="'criterion': here it is cross-entropy, unless a method of your own"
+    ):
+        make_config("fedavg", criterion="x")
+
+
+def test_values_of_another_kind_are_refused_in_one_short_sentence(federation: Any) -> None:
+    many = list(range(10_000))
+    for settings, said in (
+        ({"lr": [0.1, 0.5]}, r"lr must be a number, not '\[0.1, 0.5\]': compare trains a row for each value"),
+        ({"rounds": many}, "rounds must be a whole number"),
+        (
+            {"partition": many},
+            r"partition must be a name, not list: clients of your own are run\(federation=",
+        ),
+        ({"data": federation}, "data must be a name, not Federation: clients of your own"),
+        ({"model": lambda *_: None}, r"model must be a name: `pfl_lite.models.register` gives one"),
+        ({"workers": "2"}, "workers must be 1 to 1,000, not '2'"),
+    ):
+        with pytest.raises(InputError, match=said) as refused:
+            run("fedavg", **settings)  # type: ignore[arg-type]
+        assert len(str(refused.value)) < 250
+    with pytest.raises(InputError, match="ditto: lam must be a number, not 'strong'"):
+        METHODS["ditto"](lam="strong")
+    with pytest.raises(InputError, match="the number of clients must be a whole number, not str"):
+        make_federation("digits", "iid", "3", 0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"models.pt must end in .npz or .safetensors"):
+        run("local", federation=federation, model="linear", rounds=1).save_models("models.pt")
+    with pytest.raises(
+        InputError, match=r'takes a configuration, as make_config\("fedavg", rounds=5\) makes'
+    ):
+        Simulation("fedavg")  # type: ignore[arg-type]
+
+
+def test_a_method_s_own_slips_are_named(federation: Any) -> None:
+    class EachImage(FedAvg):
+        def local(self, received: Any, client: Any, work: Any) -> Any:
+            return work.sgd(lambda w, batch: batch.losses(work.training(batch)(w, batch.x)), received), client
+
+    class OneRow(FedAvg):
+        def local(self, received: Any, client: Any, work: Any) -> Any:
+            return {name: tensor[:1] for name, tensor in received.items()}, client
+
+    with pytest.raises(InputError, match=r"a loss must be one number, not \[\d+\]: batch.mean\(each\)"):
+        train(EachImage(), federation, model="linear", rounds=1)
+    with pytest.raises(InputError, match=r"the clients sent '.*' as \[1.*\], which the server keeps as \[10"):
+        train(OneRow(), federation, model="linear", rounds=1)
 
 
 def test_images_in_the_place_of_a_federation_are_refused() -> None:

@@ -115,6 +115,7 @@ def partition_labels(
     split would all be rounded away takes one from a holder of the same class, where possible.
     """
     partitioner = spec if isinstance(spec, Partitioner) else parse(spec)
+    expect(clients, int | np.integer, "the number of clients must be a whole number")
     if clients < 1:
         raise InputError(f"the number of clients must be at least 1, not {clients}")
     if seed < 0:
@@ -287,15 +288,15 @@ def load_partition(
     with refused((InputError, ValueError), lambda error: f"{path} holds no partition ({error}): {good}"):
         arrays = _from_json(content) if path.lower().endswith(".json") else read_npz(content)
         number = len([name for name in arrays if name.startswith("train/")])
+        if not number:
+            raise ValueError("it lists no clients")
         valid = {f"{name}/i" for name in _OF_CLIENTS} | _MORE
         if odd := {re.sub(r"/\d+$", "/i", name) for name in arrays} - valid:
             raise unknown("array", min(odd), valid)
         names = {f"{split}/{i}" for split in SPLITS for i in range(number)}
         group, made_of = arrays.get("group", np.zeros(number, int)), arrays.get("images", np.zeros(2, int))
         label = arrays.get("labels", np.array(""))
-        sound = (
-            number > 0 and names <= arrays.keys() <= names | {f"relabel/{i}" for i in range(number)} | _MORE
-        )
+        sound = names <= arrays.keys() <= names | {f"relabel/{i}" for i in range(number)} | _MORE
         sound = sound and group.shape == (number,) and group.dtype.kind in "iu" and label.dtype.kind == "U"
         if not (sound and label.ndim == 0 and made_of.shape == (2,) and made_of.dtype.kind in "iu"):
             raise ValueError("other arrays")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfl_lite.data.federation import Federation
 from pfl_lite.engine.augment import crop_flip, random_crops
+from pfl_lite.errors import InputError
 from pfl_lite.methods.base import SGD, Batch, Carry, Loss, Work
 from pfl_lite.models import Network, Params
 from pfl_lite.models.train_mode import fold
@@ -247,8 +248,13 @@ class LoopWork(LocalWork):
         nested = torch.is_grad_enabled()  # inside another loss: stay on its graph
         with torch.enable_grad():
             leaves = params if nested else {name: w.detach().requires_grad_() for name, w in params.items()}
+            value = loss(leaves, batch)
+            if value.dim():
+                raise InputError(
+                    f"a loss must be one number, not {list(value.shape)}: batch.mean(each) is the mean over the images"
+                )
             values = torch.autograd.grad(
-                loss(leaves, batch), list(leaves.values()), create_graph=nested, materialize_grads=True
+                value, list(leaves.values()), create_graph=nested, materialize_grads=True
             )
         return dict(zip(leaves, values, strict=True))
 

@@ -27,7 +27,7 @@ from pfl_lite.engine.mapping import Mapping
 from pfl_lite.engine.processes import Forked, over_processes
 from pfl_lite.engine.report import code_version, device_name, final_scores, versions, write_models
 from pfl_lite.engine.rounds import Rounds, described
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, expect
 from pfl_lite.methods import Method
 from pfl_lite.methods.base import Gated
 from pfl_lite.models import Params
@@ -55,6 +55,11 @@ class Simulation(Rounds):
         *,
         mapping: Callable[..., Mapping] | None = None,
     ) -> None:
+        expect(
+            config,
+            RunConfig,
+            'a simulation takes a configuration, as make_config("fedavg", rounds=5) makes one',
+        )
         super().__init__(config, federation, mapping=mapping)
         self.trained_on, self.seconds = device_name(self.config.device), 0.0
         self._tuned: Params | None = None  # of this round
@@ -346,7 +351,14 @@ class Simulation(Rounds):
         return plain(report | ({"final_before_ft": final_scores(self.history, "personal")} if tuned else {}))
 
     def save_models(self, path: Path | str) -> None:
-        """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/`, as .npz or .safetensors."""
+        """Write the models without pickle: `initial/`, `global/`, `personal/` [N, ...] and `state/`, as .npz or .safetensors.
+
+        Raises InputError for another ending.
+        """
+        if Path(path).suffix.lower() not in (".npz", ".safetensors"):
+            raise InputError(
+                f"{path} must end in .npz or .safetensors: load_model reads it, and torch.save keeps a .pt of that"
+            )
         shared, state = self.method.inspect(self.server, self.clients)
         groups = {"initial": self.start, "global": shared, "personal": self.scored_models(), "state": state}
         data = self.federation

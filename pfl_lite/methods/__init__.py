@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import reprlib
 import textwrap
 from collections import UserDict
 from dataclasses import fields
@@ -120,7 +121,7 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
         return value
     from torch import nn
 
-    if isinstance(value, nn.Module) or (isinstance(value, type) and issubclass(value, nn.Module)):
+    if isinstance(value, nn.Module) or (what == "model" and callable(value)):
         raise InputError(
             f"{what} must be a name: `pfl_lite.models.register` gives one to your own network, and takes a class or "
             "function that makes it from (channels, size, classes)"
@@ -129,6 +130,11 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
         raise InputError(
             f"{what} must be a name: give {value!r} as run(federation=make_federation(images, ...))"
         )
+    if what in ("data", "partition"):
+        raise InputError(
+            f"{what} must be a name, not {type(value).__name__}: clients of your own are run(federation=...), which "
+            "make_federation(images, ...), Federation.build(images, clients) or Federation.from_torch(clients, card) makes"
+        )
     wanted = {float: "a number", int: "a whole number", str: "a word", bool: "true or false"}[kind]
     try:
         number = kind(value) if kind is not bool else {"true": True, "false": False}[str(value).lower()]
@@ -136,7 +142,9 @@ def convert(what: str, value: Any, kind: type, most: int = LARGE) -> Any:
         if foreign or not math.isfinite(number) or (isinstance(value, float) and value != number):
             raise ValueError
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise InputError(f"{what} must be {wanted}, not '{value}'") from error
+        several = ": compare trains a row for each value" if isinstance(value, list | tuple) else ""
+        shown = value if isinstance(value, str) else reprlib.repr(value)
+        raise InputError(f"{what} must be {wanted}, not '{shown}'{several}") from error
     if abs(number) > (limit := most if kind is int else WIDE):
         shown = str(limit) if kind is int else f"{limit:g}"
         raise InputError(f"{what} must be at most {shown}{' in size' * (number < 0)}, not {value}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_lite.data.task import task_of
-from pfl_lite.errors import InputError
+from pfl_lite.errors import InputError, refused
 from pfl_lite.methods.weighted_mean import weighted_mean
 from pfl_lite.models import Network, Params
 from pfl_lite.models.mixing import mix
@@ -384,8 +384,10 @@ class Method:
         """Check the hyper-parameters, one by one."""
         for one in fields(self):
             value, check = getattr(self, one.name), one.metadata.get("wanted")
-            if check is not None and (wanted := check(value)):
-                shown = f"'{value}'" if isinstance(value, str) else value
+            shown = f"'{value}'" if isinstance(value, str) else value
+            with refused(TypeError, f"{self.name}: {one.name} must be a number, not {shown}"):
+                wanted = check and check(value)
+            if wanted:
                 raise InputError(f"{self.name}: {one.name} must be {wanted}, not {shown}")
 
     # ---- what is kept, sent and learned ---------------------------------------------------------------------------

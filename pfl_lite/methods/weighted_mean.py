@@ -27,7 +27,7 @@ def weighted_mean(
         One tensor [...] a name. Weights are taken in float64 and divided by their maximum first, so that tiny weights stay exact.
 
     Raises:
-        InputError: the clients sent a name that `previous` lacks.
+        InputError: the clients sent a name that `previous` lacks, or tensors of another shape.
     """
     if strange := stacked.keys() - previous.keys():
         raise InputError(
@@ -42,5 +42,9 @@ def weighted_mean(
         share = share.reshape(share.shape + (1,) * (x.dim() - share.dim()))  # [S, 1, ...] or [S, B, 1, ...]
         anyone = (total > 0).reshape(total.shape + (1,) * (x.dim() - 1 - total.dim()))
         mixed = torch.where(share > 0, share * x, 0.0).sum(0)  # 0 times a number that is not finite is none
+        if mixed.shape != previous[name].shape:
+            raise InputError(
+                f"the clients sent '{name}' as {list(mixed.shape)}, which the server keeps as {list(previous[name].shape)}"
+            )
         mean[name] = torch.where(anyone, mixed, previous[name])
     return mean
