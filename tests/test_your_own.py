@@ -6,6 +6,7 @@ import contextlib
 import csv
 import inspect
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ PAGE = Path(__file__).resolve().parent.parent / "book" / "your-own.md"
 def lists_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget the page's own method, network and images, and stand beside the folder that it reads."""
     write_pets(tmp_path / "pets")
+    write_animals(tmp_path / "animals")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pfl_lite.data.images._OWN", {})
     before = dict(NETWORKS), dict(METHODS)
@@ -51,6 +53,14 @@ def write_pets(folder: Path) -> None:
         rows.append([f"{i}.png", label, part, site])
     with (folder / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["file", "label", "part", "site"], *rows])
+
+
+def write_animals(folder: Path) -> None:
+    """A folder for each client, part and class; ben has no cat to learn from."""
+    for name, part, kind in itertools.product(("anna", "ben"), ("train", "test"), ("cat", "dog")):
+        (here := folder / name / part / kind).mkdir(parents=True)
+        for i in range(0 if (name, part, kind) == ("ben", "train", "cat") else 3):
+            Image.new("RGB", (40, 40), (90 * i, 80 * i, 70 * i)).save(here / f"{i}.png")
 
 
 def halves() -> list[list[str]]:
@@ -97,8 +107,10 @@ def test_the_code_on_methods_runs() -> None:
 def test_how_to_compare_over_seeds_runs_and_cannot_tell_the_methods_apart() -> None:
     text = PAGE.with_name("command-line.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    block, drawn = [one for one in blocks if "compare" in one or "attrs" in one]
-    rows = {line.split()[0]: line.split()[1:] for line in printed_by([block, drawn])}
+    block, drawn, grid = [one for one in blocks if "compare" in one or "attrs" in one]
+    *table, best = printed_by([block, drawn, grid])
+    rows = {line.split()[0]: line.split()[1:] for line in table}
+    assert best == "{'method': 'ditto', 'lr': 0.5, 'lam': 0.1}"
     assert Path("clients.png").is_file() and Path("curves.png").is_file()
     assert list(rows) == ["accuracy", "method", "local", "fedavg", "pfl_ft"]
     for name in ("fedavg", "pfl_ft"):
@@ -112,6 +124,8 @@ def test_the_code_on_data_runs_by_itself() -> None:
     assert (
         percent["fedper on the stripes"] > 60 and percent["mlp on the table"] > 60
     )  # a guess is right in 33
+    assert "test images of the torch clients: [20, 20, 20]" in lines
+    assert "training images of anna and ben: [6, 3]" in lines and "after round 2: 16 numbers" in lines
     assert "training images of the clients made by hand: [72, 72, 72, 71, 71, 71, 71]" in lines
     scores = {line.split()[0]: line.split()[1:] for line in lines}
     assert scores["method"] == ["fedavg", "fedper", "local"] and scores["6"] == ["NaN"] * 3
