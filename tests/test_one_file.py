@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
         lambda m, f, s: m.local_or_tuned(f, s, ROUNDS, E, B, LR), "local", "linear", {}),
     "FedAvg": (
         lambda m, f, s: m.fedavg(f, s, ROUNDS, E, B, LR), "fedavg", "linear", {}),
-    "FedAvg + FT": (
+    "PFL-FT": (
         lambda m, f, s: m.local_or_tuned(f, s, ROUNDS, E, B, LR, tune=True), "pfl_ft", "linear", {"ft_epochs": E}),
     "FedProx": (
         lambda m, f, s: m.with_less_drift(f, s, ROUNDS, E, B, LR, mu=0.1), "fedprox", "mlp", {"mu": 0.1, "weights": "uniform"}),

@@ -400,7 +400,7 @@ def main(rounds=5, E=2, b=32, lr=0.1):
     models = {
         "Local": (linear, local_or_tuned(fed, start, *budget)),
         "FedAvg": (linear, fedavg(fed, start, *budget)),
-        "FedAvg + FT": (linear, local_or_tuned(fed, start, *budget, tune=True)),
+        "PFL-FT": (linear, local_or_tuned(fed, start, *budget, tune=True)),
         "FedProx": (mlp, with_less_drift(fed, deep, *budget, mu=0.1)),
         "SCAFFOLD": (mlp, with_less_drift(fed, deep, *budget)),
         "FedPer": (mlp, sharing_a_part(fed, deep, *budget)),
