@@ -592,6 +592,9 @@ def run(
     simulation.run(checkpoint=checkpoint, stop=sign_of_life(simulation))
     report = simulation.report()
     typer.echo(render_report(report, simulation.history.unseen))
+    if save is not None:  # first: the models are all that is shown nowhere else, should the disk be full
+        simulation.save_models(save)
+        typer.echo(f"wrote {save}")
     if out is not None:
         if out.suffix.lower() == ".csv":
             write_bytes(out, simulation.history.means().to_csv(index=False).encode())
@@ -602,9 +605,6 @@ def run(
         from pfl_lite.show.plots import plot_history
 
         write_figure(plot, plot_history(simulation.history, simulation.method.name))
-    if save is not None:
-        simulation.save_models(save)
-        typer.echo(f"wrote {save}")
 
 
 @app.command()
