@@ -368,6 +368,14 @@ def test_a_run_whose_process_is_killed_is_repeated_and_lands_once(
     assert entries(folder) == entries(tmp_path / "alone")
 
 
+def test_the_last_round_is_said_to_be_followed_by_tuning(steady: str, tmp_path: Path) -> None:
+    experiment = get_experiment(steady)
+    (task,) = plan.Plan(experiment, Ledger(tmp_path), [experiment.arm("local")], [0]).tasks()
+    before, last = (runner.progress([task], {task.key: at}) for at in (ROUNDS - 2, ROUNDS - 1))
+    assert before == f"local seed 0 round {ROUNDS - 2}/{ROUNDS}"
+    assert last == f"local seed 0 round {ROUNDS - 1}/{ROUNDS}, then tuned and scored"
+
+
 def test_a_worker_that_is_told_to_end_as_it_is_handed_a_run_is_not_called_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -213,6 +213,23 @@ def test_an_interrupt_in_the_moment_in_which_a_worker_s_end_is_told(monkeypatch:
 
 
 @linux
+def test_a_signal_that_would_end_the_process_waits_too_whichever_thread_hears_it() -> None:
+    script = """
+import os, signal, threading, time
+from pfl_lite.engine.processes import held_back
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+with held_back():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    print("whole", flush=True)
+print("gone on", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "whole\n")
+
+
+@linux
 def test_a_worker_has_answers_to_signals_of_its_own() -> None:
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     try:

@@ -162,11 +162,11 @@ def held() -> list[signal.Signals]:
 
 
 @contextmanager
-def noted(tell: Callable[[int], object]) -> Iterator[list[int]]:
+def noted(tell: Callable[[int], object], default: bool = False) -> Iterator[list[int]]:
     """Signals that come in the block are told and listed, and do nothing else; in the main thread, which alone answers them.
 
-    Only those that Python would answer: what would end the process at once, loses nothing by it, and a script that calls
-    us again and again must not go on.
+    Only those that Python would answer, unless those whose `default` is to end the process are to wait, too: a script that
+    calls us again and again must not go on.
     """
     came: list[int] = []
     answers: dict[signal.Signals, Any] = {}
@@ -178,7 +178,7 @@ def noted(tell: Callable[[int], object]) -> Iterator[list[int]]:
     try:
         if threading.current_thread() is threading.main_thread():
             for one in held():
-                if callable(answer := signal.getsignal(one)):
+                if callable(answer := signal.getsignal(one)) or (default and answer == signal.SIG_DFL):
                     answers[one] = answer  # first: a signal not yet noted may be answered here
                     signal.signal(one, note)
         yield came
@@ -199,7 +199,7 @@ def held_back() -> Iterator[None]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, held())
     came: list[int] = []
     try:
-        with noted(came.append):
+        with noted(came.append, default=True):
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
